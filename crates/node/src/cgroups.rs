@@ -4,17 +4,21 @@
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
 use skiff_pods::requests::spec_requests;
 
+use crate::cgroup_stats::CgroupFiles;
+use crate::cgroup_usage::CgroupMemory;
 use crate::configuration::Reserved;
 use crate::machine::{self, Machine, huge_page_file_name, huge_page_name};
 use crate::pods;
 use crate::resources::{
     CgroupResources, MIN_SHARES, QUOTA_PERIOD, QosClass, milli_cpu_to_shares, pod_cgroup_resources, qos_class,
 };
+use crate::topology::Managers;
 
 /// Where the hierarchies are mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -132,6 +136,8 @@ pub struct Cgroups {
     pod_max_pids: Option<i64>,
     /// The sizes of huge pages, in KiB.
     page_sizes: Vec<u64>,
+    /// Knows which pods have CPUs of their own.
+    managers: Option<Arc<Managers>>,
     /// CPU requests of burstable pods, whose sum is the weight of their common parent.
     burstable: Mutex<HashMap<String, i64>>,
 }
@@ -152,6 +158,7 @@ impl Cgroups {
             root: root.trim_matches('/').to_owned(),
             pod_max_pids: None,
             page_sizes: Vec::new(),
+            managers: None,
             burstable: Mutex::default(),
         }
     }
@@ -165,12 +172,81 @@ impl Cgroups {
         }
     }
 
+    pub fn with_managers(self, managers: Arc<Managers>) -> Self {
+        Cgroups {
+            managers: Some(managers),
+            ..self
+        }
+    }
+
+    /// Whether containers can be put on certain CPUs. Where pods have no cgroups of ours, that is the runtime's business.
+    pub fn has_cpuset(&self) -> bool {
+        match &self.hierarchies {
+            Hierarchies::None => true,
+            Hierarchies::V1 { controllers, .. } => controllers.contains_key("cpuset"),
+            Hierarchies::V2(mount) => {
+                let all = std::fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default();
+                all.split_whitespace().any(|controller| controller == "cpuset")
+            }
+        }
+    }
+
+    /// What the pod's cgroup shall have. COMPAT: no quota, if a container has CPUs of its own.
+    pub fn pod_resources(&self, pod: &Pod) -> CgroupResources {
+        let mut wanted = pod_cgroup_resources(pod);
+        let managers = self.managers.as_ref();
+        if managers.is_some_and(|managers| managers.cpus.has_exclusive(pods::uid(pod))) {
+            wanted.cpu_quota = None;
+        }
+        wanted
+    }
+
     fn class_path(&self, class: QosClass) -> String {
         match class {
             QosClass::Guaranteed => format!("/{}/kubepods", self.root),
             QosClass::Burstable => format!("/{}/kubepods/burstable", self.root),
             QosClass::BestEffort => format!("/{}/kubepods/besteffort", self.root),
         }
+    }
+
+    /// Where the kernel tells how much memory all pods together use; `None` where they have no cgroup.
+    pub fn memory_of_pods(&self) -> Option<CgroupMemory> {
+        let (mount, is_v2) = match &self.hierarchies {
+            Hierarchies::None => return None,
+            Hierarchies::V1 { controllers, .. } => (controllers.get("memory")?, false),
+            Hierarchies::V2(mount) => (mount, true),
+        };
+        Some(CgroupMemory {
+            is_v2,
+            folder: join(mount, &self.class_path(QosClass::Guaranteed)),
+        })
+    }
+
+    /// Where the kernel counts for one cgroup; `None` where pods have none.
+    fn files(&self, path: &str) -> Option<CgroupFiles> {
+        match &self.hierarchies {
+            Hierarchies::None => None,
+            Hierarchies::V1 { controllers, .. } => {
+                let folders = controllers.iter();
+                let folders = folders.map(|(name, mount)| (name.clone(), join(mount, path)));
+                Some(CgroupFiles::V1(folders.collect()))
+            }
+            Hierarchies::V2(mount) => Some(CgroupFiles::V2(join(mount, path))),
+        }
+    }
+
+    /// Those of all pods together.
+    pub fn files_of_pods(&self) -> Option<CgroupFiles> {
+        self.files(&self.class_path(QosClass::Guaranteed))
+    }
+
+    /// Those of the processes that the embedded runtime starts for pods; `None` where another runtime serves.
+    pub fn files_of_shims(&self) -> Option<CgroupFiles> {
+        self.files(&format!("/{}/shims", self.root))
+    }
+
+    pub fn pod_files(&self, pod: &Pod) -> Option<CgroupFiles> {
+        self.files(&self.pod_path(pod))
     }
 
     /// The pod's cgroup as the runtime is told: its containers go below.
@@ -222,11 +298,12 @@ impl Cgroups {
     }
 
     /// Makes the pod's cgroup with its shares and limits. One that is there keeps what it has: to change that is a
-    /// resize, whose order matters.
-    pub fn create_pod(&self, pod: &Pod) -> io::Result<()> {
+    /// resize, whose order matters. Returns whether it was made.
+    pub fn create_pod(&self, pod: &Pod) -> io::Result<bool> {
         let path = self.pod_path(pod);
-        if !self.exists(&path) {
-            let wanted = pod_cgroup_resources(pod);
+        let is_new = !self.exists(&path);
+        if is_new {
+            let wanted = self.pod_resources(pod);
             self.make(
                 &path,
                 Some(wanted.cpu_shares),
@@ -246,7 +323,7 @@ impl Cgroups {
                 self.weigh_burstable(total);
             }
         }
-        Ok(())
+        Ok(is_new)
     }
 
     /// What cannot be changed while the pod lives: processes and huge pages.
@@ -296,7 +373,7 @@ impl Cgroups {
     /// What the pod's cgroup has, and what it shall have, both as the kernel counts. `None` where pods have no cgroups.
     pub fn pod_config(&self, pod: &Pod) -> io::Result<Option<PodConfig>> {
         let path = self.pod_path(pod);
-        let wanted = pod_cgroup_resources(pod);
+        let wanted = self.pod_resources(pod);
         let in_pages = |limit: i64| limit / PAGE * PAGE;
         let (current, shares) = match &self.hierarchies {
             Hierarchies::None => return Ok(None),
@@ -341,7 +418,7 @@ impl Cgroups {
     /// Gives the pod's cgroup one part of what the pod asks for.
     pub fn set_pod(&self, pod: &Pod, part: Part) -> io::Result<()> {
         let path = self.pod_path(pod);
-        let wanted = pod_cgroup_resources(pod);
+        let wanted = self.pod_resources(pod);
         match part {
             Part::Memory => self.make(&path, None, None, wanted.memory_limit),
             Part::Quota => self.make(&path, None, wanted.cpu_quota, None),
@@ -592,6 +669,22 @@ mod tests {
             Hierarchies::from_mountinfo(v2),
             Hierarchies::V2("/sys/fs/cgroup".into())
         );
+    }
+
+    #[test]
+    fn whether_cpus_can_be_chosen() {
+        let dir = tempfile::tempdir().unwrap();
+        let v2 = Cgroups::with_hierarchies("t", Hierarchies::V2(dir.path().into()));
+        assert!(!v2.has_cpuset());
+        std::fs::write(dir.path().join("cgroup.controllers"), "cpu cpuset memory\n").unwrap();
+        assert!(v2.has_cpuset());
+        for (controller, expected) in [("cpu", false), ("cpuset", true)] {
+            let v1 = Hierarchies::V1 {
+                controllers: [(controller.to_owned(), PathBuf::new())].into(),
+                mounts: Vec::new(),
+            };
+            assert_eq!(Cgroups::with_hierarchies("t", v1).has_cpuset(), expected);
+        }
     }
 
     #[test]

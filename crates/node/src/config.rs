@@ -8,11 +8,14 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Taint;
 
 use crate::configuration::Reserved;
+use crate::container_gc::ContainerGcPolicy;
 use crate::local_volumes::Folder;
+use crate::node_shutdown::NodeShutdownConfig;
 use crate::pressure::{ImageLimits, Thresholds};
 use crate::pull_records::VerificationPolicy;
 use crate::static_pods::StaticPodConfig;
 use crate::sysctls::AllowedSysctls;
+use crate::topology::ManagersConfig;
 
 /// Makes the CNI configuration list (JSON) for the node's pod CIDRs.
 pub type CniConfig = Arc<dyn Fn(&[String]) -> String + Send + Sync>;
@@ -66,12 +69,16 @@ pub struct NodeConfig {
     pub container_log_max_files: usize,
     /// How often logs are looked at for that.
     pub container_log_monitor_interval: Duration,
+    /// How often the volumes of a pod are measured; zero: never.
+    pub volume_stats_agg_period: Duration,
     /// The longest pause before a container that keeps failing is started again.
     pub max_container_restart_period: Duration,
     /// When the node is short of memory, disk or processes.
     pub thresholds: Thresholds,
     /// When images that nobody uses are removed.
     pub image_limits: ImageLimits,
+    /// How many containers that have ended are kept.
+    pub container_gc: ContainerGcPolicy,
     /// How many ConfigMaps and Secrets are watched; more are fetched every minute. A connection to an API server elsewhere
     /// carries a hundred requests at a time, and other watches need it, too.
     pub max_watched_objects: usize,
@@ -83,6 +90,10 @@ pub struct NodeConfig {
     pub credential_providers: Option<(PathBuf, PathBuf)>,
     /// Pods of manifests on this machine or behind a URL.
     pub static_pods: StaticPodConfig,
+    /// How pods end when the machine shuts down.
+    pub node_shutdown: NodeShutdownConfig,
+    /// The policies of the CPU, memory and topology managers.
+    pub managers: ManagersConfig,
 }
 
 impl NodeConfig {
@@ -123,14 +134,26 @@ impl NodeConfig {
             container_log_max_size: 10 << 20,
             container_log_max_files: 5,
             container_log_monitor_interval: Duration::from_secs(10),
+            volume_stats_agg_period: Duration::from_secs(60),
             max_container_restart_period: Duration::from_secs(300),
             thresholds: Thresholds::default(),
             image_limits: ImageLimits::default(),
+            container_gc: ContainerGcPolicy::default(),
             max_watched_objects: 64,
             local_volumes: None,
             image_verification: VerificationPolicy::default(),
             credential_providers: None,
             static_pods: StaticPodConfig::default(),
+            node_shutdown: NodeShutdownConfig::default(),
+            managers: ManagersConfig::default(),
+        }
+    }
+
+    /// CPUs that are reserved by name replace the amount that is reserved.
+    pub(crate) fn reserve_named_cpus(&mut self) {
+        let named = self.managers.reserved_cpus.len();
+        if named > 0 {
+            self.reserved.cpu_milli = i64::try_from(named).unwrap_or(i64::MAX).saturating_mul(1000);
         }
     }
 

@@ -13,8 +13,6 @@ use crate::observed::labels;
 use crate::pod_state::PodState;
 use crate::pods;
 use crate::resources::{limit, value};
-use crate::runtime::pod_log_dir;
-use crate::volumes;
 
 /// The reason of a pod that was ended for what it used.
 pub const REASON: &str = "Evicted";
@@ -26,15 +24,20 @@ const RESOURCE: &str = "ephemeral-storage";
 /// What a pod uses of the node's disk, in bytes.
 #[derive(Debug, Default)]
 pub(crate) struct Usage {
-    /// By the name of the volume; those in memory are not measured.
-    empty_dirs: BTreeMap<String, u64>,
+    /// Volumes that count as ephemeral storage, by name; those in memory are not measured.
+    volumes: BTreeMap<String, u64>,
     /// Writable layer and logs, by the name of the container.
     pub(crate) containers: BTreeMap<String, u64>,
+    /// What belongs to no container and no volume.
+    rest: u64,
+    /// Of volumes and logs.
+    pub(crate) inodes: u64,
 }
 
 impl Usage {
     pub(crate) fn total(&self) -> u64 {
-        self.empty_dirs.values().chain(self.containers.values()).sum()
+        let named: u64 = self.volumes.values().chain(self.containers.values()).sum();
+        named.saturating_add(self.rest)
     }
 }
 
@@ -68,24 +71,24 @@ fn limits_storage(pod: &Pod) -> bool {
     storage_limit(pod) > 0
 }
 
-/// Why the pod is evicted, if it is.
+/// Why the pod is evicted, if it is: the signal by its name in metrics, and the message.
 // COMPAT: upstream's order and messages; they end in a blank.
-fn over_limit(pod: &Pod, usage: &Usage) -> Option<String> {
+fn over_limit(pod: &Pod, usage: &Usage) -> Option<(&'static str, String)> {
     for (name, limit) in empty_dirs(pod) {
         if let Some((limit, written)) = limit
-            && usage.empty_dirs.get(name).is_some_and(|used| *used > limit)
+            && usage.volumes.get(name).is_some_and(|used| *used > limit)
         {
-            return Some(format!(
-                "Usage of EmptyDir volume {name:?} exceeds the limit {written:?}. "
-            ));
+            let message = format!("Usage of EmptyDir volume {name:?} exceeds the limit {written:?}. ");
+            return Some(("emptydirfs.limit", message));
         }
     }
     let total = storage_limit(pod);
     if u64::try_from(total).is_ok_and(|total| total > 0 && usage.total() > total) {
-        return Some(format!(
+        let message = format!(
             "Pod ephemeral local storage usage exceeds the total limit of containers {}. ",
             in_binary_units(total)
-        ));
+        );
+        return Some(("ephemeralpodfs.limit", message));
     }
     for container in containers(pod) {
         let Some(written) = limit(container.resources.as_ref(), RESOURCE) else {
@@ -93,10 +96,11 @@ fn over_limit(pod: &Pod, usage: &Usage) -> Option<String> {
         };
         let used = usage.containers.get(&container.name).copied().unwrap_or(0);
         if u64::try_from(value(written)).is_ok_and(|limit| limit > 0 && used > limit) {
-            return Some(format!(
+            let message = format!(
                 "Container {} exceeded its local ephemeral storage limit {:?}. ",
                 container.name, written.0
-            ));
+            );
+            return Some(("ephemeralcontainerfs.limit", message));
         }
     }
     None
@@ -140,36 +144,44 @@ impl Kubelet {
             } else {
                 BTreeMap::new()
             };
-            let (kubelet, uid) = (self.clone(), state.uid.clone());
+            let kubelet = self.clone();
             let measured = tokio::task::spawn_blocking(move || {
-                let usage = kubelet.measure(&pod, &uid, layers);
+                let usage = kubelet.measure(&pod, layers);
                 over_limit(&pod, &usage)
             });
-            let Ok(Some(message)) = measured.await else {
+            let Ok(Some((signal, message))) = measured.await else {
                 continue;
             };
+            self.metrics.actions.evicted(signal);
             self.recorder
                 .event(&pods::reference(&state.pod()), "Warning", REASON, message.clone());
+            state.limit_end_grace(GRACE);
             state.fail(REASON, message);
             state.terminate.cancel();
             state.wake.notify_one();
         }
     }
 
-    /// `layers` are the writable layers of containers; logs and volumes are added here.
-    pub(crate) fn measure(&self, pod: &Pod, uid: &str, layers: BTreeMap<String, u64>) -> Usage {
+    /// `layers` are the writable layers of containers; logs and volumes are added here. Blocking.
+    pub(crate) fn measure(&self, pod: &Pod, layers: BTreeMap<String, u64>) -> Usage {
+        let files = self.walk_pod_files(pod, |volume| volume.is_ephemeral);
         let mut usage = Usage {
-            empty_dirs: BTreeMap::new(),
+            volumes: BTreeMap::new(),
             containers: layers,
+            rest: files.rest.bytes,
+            inodes: files.rest.inodes,
         };
-        for (name, _) in empty_dirs(pod) {
-            let used = self.volumes.empty_dir_usage(uid, name);
-            usage.empty_dirs.insert(name.to_owned(), used);
+        for (name, used) in files.ephemeral_volumes() {
+            usage.volumes.insert(name.to_owned(), used.bytes);
+            usage.inodes += used.inodes;
         }
-        let logs = pod_log_dir(&self.config.log_dir, pods::namespace(pod), pods::name(pod), uid);
-        for container in containers(pod) {
-            let used = volumes::disk_usage(&logs.join(&container.name));
-            *usage.containers.entry(container.name.clone()).or_default() += used;
+        let main: Vec<&str> = containers(pod).map(|one| one.name.as_str()).collect();
+        for (name, used) in files.logs {
+            // Of other containers those count that run: the runtime has told what they wrote.
+            if main.contains(&name.as_str()) || usage.containers.contains_key(&name) {
+                *usage.containers.entry(name).or_default() += used.bytes;
+                usage.inodes += used.inodes;
+            }
         }
         usage
     }
@@ -210,10 +222,12 @@ mod tests {
                 .collect()
         };
         let usage = Usage {
-            empty_dirs: owned(empty_dirs),
+            volumes: owned(empty_dirs),
             containers: owned(containers),
+            ..Usage::default()
         };
-        assert_eq!(over_limit(&pod, &usage).as_deref(), expected, "{spec}");
+        let found = over_limit(&pod, &usage).map(|(_, message)| message);
+        assert_eq!(found.as_deref(), expected, "{spec}");
     }
 
     #[test]

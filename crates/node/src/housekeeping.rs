@@ -1,5 +1,5 @@
-//! Work by the clock: pods the API does not know are ended, what they left is removed, logs are rotated, disk
-//! limits are looked after.
+//! Work by the clock: pods the API does not know are ended, what they left is removed, old containers go, logs are
+//! rotated, disk limits are looked after.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,6 +10,8 @@ use crate::kubelet::Kubelet;
 
 const ORPHAN_PERIOD: Duration = Duration::from_secs(10);
 const LIMIT_PERIOD: Duration = Duration::from_secs(10);
+/// How often containers that have ended are looked at. Upstream's.
+const CONTAINER_GC_PERIOD: Duration = Duration::from_secs(60);
 /// Resizes that wait are tried again when room becomes free; this is for what was missed.
 const RESIZE_PERIOD: Duration = Duration::from_secs(60);
 /// A pod nobody knows gets little time.
@@ -27,6 +29,7 @@ impl Kubelet {
         let mut logs = tokio::time::interval(self.config.container_log_monitor_interval);
         let mut limits = tokio::time::interval(LIMIT_PERIOD);
         let mut resizes = tokio::time::interval(RESIZE_PERIOD);
+        let mut containers = tokio::time::interval(CONTAINER_GC_PERIOD);
         // Measuring a large volume may take longer than that.
         limits.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -41,6 +44,7 @@ impl Kubelet {
                 _ = orphans.tick(), if is_listed => self.remove_orphans().await,
                 _ = logs.tick() => self.rotate_logs().await,
                 _ = limits.tick() => self.evict_over_limits().await,
+                _ = containers.tick(), if is_listed => self.collect_containers(false).await,
                 _ = resizes.tick() => self.retry_waiting_resizes(),
             }
         }
@@ -48,6 +52,7 @@ impl Kubelet {
 
     async fn remove_orphans(&self) {
         self.device_plugins.retain(|uid| self.is_known(uid));
+        self.managers.retain(|uid| self.is_known(uid));
         for uid in self.dra.pods() {
             if !self.is_known(&uid)
                 && let Err(error) = self.dra.unprepare(&uid).await

@@ -2,6 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -16,12 +17,14 @@ use skiff_cri::v1;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
+use crate::action_metrics;
 use crate::admission::{self, Confinement, Refusal};
 use crate::backoff::Backoff;
 use crate::cgroups::Cgroups;
 use crate::config::NodeConfig;
 use crate::credential_providers::{self, CredentialProviders};
 use crate::device_plugins::{self, DevicePlugins};
+use crate::disk_stats::DiskStats;
 use crate::dns::parse_resolv_conf;
 use crate::dra::{DRA_PLUGIN, Dra};
 use crate::field_ref::NodeFacts;
@@ -29,6 +32,7 @@ use crate::images::Images;
 use crate::machine::Machine;
 use crate::marks;
 use crate::metrics::Metrics;
+use crate::node_shutdown;
 use crate::node_status::node_reference;
 use crate::objects::{Objects, error_message};
 use crate::plugin_registry::{CSI_PLUGIN, PluginRegistry};
@@ -36,7 +40,7 @@ use crate::pod_state::PodState;
 use crate::pod_worker::PodWorker;
 use crate::pods;
 use crate::preemption::is_critical;
-use crate::pressure::{self, Condition, ImageHistory};
+use crate::pressure::{self, Condition, ImageHistory, Signal};
 use crate::probes::{ProbeKind, Probes};
 use crate::pull_records::PullRecords;
 use crate::resize::{Record, Resize};
@@ -45,6 +49,7 @@ use crate::runtime::Runtime;
 use crate::server;
 use crate::static_pods::{StaticPods, from_api, is_mirror};
 use crate::status::{StatusInput, generate, statuses_equal};
+use crate::topology::{self, Managers};
 use crate::user_namespaces::UserNamespaces;
 use crate::volumes::Volumes;
 use crate::volumes::csi::Csi;
@@ -62,6 +67,12 @@ pub enum Error {
     Directory { path: String, source: std::io::Error },
     #[error(transparent)]
     CredentialProviders(#[from] credential_providers::Error),
+    #[error(transparent)]
+    Managers(#[from] topology::Error),
+    #[error(
+        "static policies of the CPU and memory managers need the cpuset controller, which this machine's cgroups lack"
+    )]
+    NoCpuset,
     #[error("the node's server: {0}")]
     Server(#[from] server::Error),
 }
@@ -81,8 +92,10 @@ pub struct Kubelet {
     pub images: Images,
     pub probes: Probes,
     pub volumes: Volumes,
+    pub(crate) disk_stats: DiskStats,
     pub user_namespaces: UserNamespaces,
     pub device_plugins: Arc<DevicePlugins>,
+    pub managers: Arc<Managers>,
     pub dra: Dra,
     pub csi: Arc<Csi>,
     pub cgroups: Cgroups,
@@ -102,6 +115,8 @@ pub struct Kubelet {
     pub crash_backoff: Mutex<Backoff>,
     /// Why the node is not ready; `None` when it is.
     pub network: watch::Sender<Option<String>>,
+    /// The machine is about to shut down.
+    pub(crate) node_shutdown: watch::Sender<bool>,
     /// What the node is short of.
     pub(crate) pressure: watch::Sender<Vec<Condition>>,
     /// A leaf lock.
@@ -117,8 +132,9 @@ pub struct Kubelet {
 }
 
 /// Runs the node until `shutdown`. Containers stay as they are when it ends.
-pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken) -> Result<(), Error> {
+pub async fn run(mut config: NodeConfig, client: Client, shutdown: CancellationToken) -> Result<(), Error> {
     make_directories(&config)?;
+    config.reserve_named_cpus();
     let factory = InformerFactory::new(client.clone(), shutdown.clone());
     let selector = format!("spec.nodeName={}", config.node_name);
     let pods: Informer<Pod> = factory.filtered(None, Some(&selector));
@@ -131,13 +147,26 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     let metrics = Metrics::new(&config.kubelet_version, &config.node_name);
     let runtime = Runtime::connect(&config.runtime_endpoint, metrics.clone()).await?;
     let machine = Machine::detect(&config.data_dir);
+    let managers = Managers::restored(
+        (&config.data_dir, Path::new(topology::SYSTEM)),
+        &config.managers,
+        config.reserved.cpu_milli,
+        config.reserved.memory + config.thresholds.kept_back(Signal::Memory, machine.memory),
+        &metrics.registry,
+    )?;
+    let managers = Arc::new(managers);
+    topology::register_gauges(&managers, &metrics.registry);
     let cgroups = Cgroups::new(&config.cgroup_root, config.cgroups_per_qos)
         .map(|cgroups| cgroups.with_limits(config.pod_max_pids, machine.page_sizes()))
+        .map(|cgroups| cgroups.with_managers(managers.clone()))
         .and_then(|cgroups| cgroups.set_up().map(|()| cgroups))
         .map_err(|source| Error::Cgroups {
             root: config.cgroup_root.clone(),
             source,
         })?;
+    if managers.pins() && !cgroups.has_cpuset() {
+        return Err(Error::NoCpuset);
+    }
     let Some(version) = until_answered(&shutdown, || runtime.version()).await else {
         return Ok(());
     };
@@ -185,13 +214,15 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
             (providers, config.image_verification.clone()),
         ),
         volumes,
+        disk_stats: DiskStats::default(),
         dra: Dra::restored(
             &config.data_dir,
             client.clone(),
             &config.node_name,
             shutdown.clone(),
         ),
-        device_plugins: Arc::new(DevicePlugins::restored(&config.data_dir)),
+        device_plugins: Arc::new(DevicePlugins::restored(&config.data_dir).with_metrics(metrics.clone())),
+        managers,
         csi: csi.clone(),
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
         runtime_name: version.runtime_name,
@@ -206,8 +237,9 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
         )),
         started: Instant::now(),
         probes: Probes::default(),
+        node_shutdown: watch::Sender::new(false),
         pressure: watch::Sender::new(Vec::new()),
-        image_history: Mutex::default(),
+        image_history: Mutex::new(ImageHistory::restored(config.data_dir.join("image_history"))),
         health_check: Notify::new(),
         states: Mutex::default(),
         cni_written: Mutex::default(),
@@ -229,6 +261,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
         resizes_wait: AtomicBool::new(false),
     });
     kubelet.metrics.count_running(&kubelet);
+    action_metrics::count_pods(&kubelet);
     kubelet.recorder.event(
         &node_reference(&kubelet.config.node_name),
         "Normal",
@@ -247,6 +280,8 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
     tasks.spawn(kubelet.clone().run_pleg(outlines));
     tasks.spawn(kubelet.clone().run_housekeeping());
     tasks.spawn(kubelet.clone().run_pressure());
+    tasks.spawn(kubelet.clone().run_disk_stats());
+    tasks.spawn(kubelet.clone().run_node_shutdown());
     let plugins = PluginRegistry::new(kubelet.config.data_dir.join("plugins_registry"))
         .handle(CSI_PLUGIN, csi.clone())
         .handle(DRA_PLUGIN, kubelet.dra.drivers.clone())
@@ -256,6 +291,7 @@ pub async fn run(config: NodeConfig, client: Client, shutdown: CancellationToken
         );
     tasks.spawn(plugins.run(shutdown.clone()));
     tasks.spawn(kubelet.clone().run_device_health());
+    tasks.spawn(kubelet.clone().run_cpu_reconcile());
     tasks.spawn(kubelet.clone().run_pod_resources());
     tasks.spawn(kubelet.device_plugins.clone().run(shutdown.clone()));
     tasks.spawn(csi.run(shutdown.clone()));
@@ -399,13 +435,13 @@ impl Kubelet {
             }
             admitted => admitted?,
         }
-        let allocated = self.device_plugins.allocate(&state.pod()).await;
-        allocated.map_err(|error| {
-            Refusal::new(
-                "UnexpectedAdmissionError",
-                format!("Allocate failed due to {error}, which is unexpected"),
-            )
-        })
+        let (pod, devices) = (state.allocated_pod(), Some(&*self.device_plugins));
+        self.managers.admit(&pod, devices).await
+    }
+
+    /// Takes the pod again that an earlier kubelet had taken: what it has of CPUs and memory stays its own.
+    pub async fn admit_again(&self, state: &PodState) -> Result<(), Refusal> {
+        self.managers.admit(&state.allocated_pod(), None).await
     }
 
     async fn try_admit(&self, state: &PodState) -> Result<(), Refusal> {
@@ -431,6 +467,7 @@ impl Kubelet {
         // One after the other: two pods must not both be given the last room.
         let _turn = self.admission.lock();
         pressure::admit(&self.pressure.borrow(), &state.pod())?;
+        node_shutdown::admit(*self.node_shutdown.borrow())?;
         self.admit_beside_others(state, &state.allocated_pod(), node)?;
         self.record_allocation(state);
         state.set_admitted();
@@ -489,6 +526,10 @@ impl Kubelet {
         // An older one of the same name may still be on its way out.
         let first = found.next()?;
         Some(found.find(|state| !state.is_gone()).unwrap_or(first).clone())
+    }
+
+    pub fn state_by_uid(&self, uid: &str) -> Option<Arc<PodState>> {
+        self.states.lock().get(uid).cloned()
     }
 
     /// Whether a pod is anybody's business: the API's or a worker's.

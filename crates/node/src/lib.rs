@@ -4,16 +4,21 @@
 //! ([`pod_worker`]) that observes the runtime, plans ([`plan`]) and acts ([`sync`]), and one status writer.
 //! It calls no other component, and a container outlives it: what runs when it starts is found again.
 
+mod action_metrics;
 mod admission;
 mod backoff;
+mod cgroup_stats;
+mod cgroup_usage;
 mod cgroups;
 mod config;
 mod configuration;
 mod container_config;
+mod container_gc;
 mod credential_providers;
 mod credentials;
 mod device_health;
 mod device_plugins;
+mod disk_stats;
 mod dns;
 mod dra;
 mod durations;
@@ -37,6 +42,7 @@ mod machine;
 mod marks;
 mod metrics;
 mod mounts;
+mod node_shutdown;
 mod node_status;
 mod objects;
 mod observed;
@@ -69,6 +75,8 @@ mod status_writer;
 mod sync;
 mod sysctls;
 mod termination;
+mod topology;
+mod trust_bundles;
 mod user_namespaces;
 mod volumes;
 mod watched;
@@ -77,12 +85,15 @@ pub use config::{CniConfig, NodeConfig};
 pub use configuration::{
     Error as ConfigurationError, KubeletConfiguration, Reserved, add_header as add_manifest_header,
 };
+pub use container_gc::ContainerGcPolicy;
 pub use credential_providers::CredentialProviders;
 pub use durations::parse_go_duration;
 pub use kubelet::{Error, run};
 pub use local_volumes::{LocalVolumesConfig, PROVISIONER as LOCAL_PROVISIONER, run_local_volumes};
+pub use node_shutdown::{NodeShutdownConfig, ShutdownPeriod};
 pub use observed::labels::OWNER as OWNER_LABEL;
 pub use pressure::{ImageLimits, ThresholdFlags, Thresholds};
 pub use pull_records::VerificationPolicy;
 pub use static_pods::StaticPodConfig;
 pub use sysctls::AllowedSysctls;
+pub use topology::{ManagerFlags, ManagersConfig, parse_reserved_memory};

@@ -5,9 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodStatus};
-use skiff_prometheus::{Counter, Family, Histogram, Registry, exponential_buckets};
+use skiff_prometheus::{Counter, Family, Gauge, Histogram, Registry, exponential_buckets};
 
+use crate::action_metrics::ActionMetrics;
 use crate::kubelet::Kubelet;
+use crate::node_shutdown::ShutdownRecord;
 use crate::pod_state::PodState;
 use crate::pods::{self, ContainerType};
 use crate::probes::ProbeKind;
@@ -32,6 +34,7 @@ pub struct Metrics {
     pub registry: Arc<Registry>,
     /// Of `/metrics/probes`.
     pub probes: Arc<Registry>,
+    pub(crate) actions: ActionMetrics,
     probe_results: Arc<Family<Counter>>,
     operations: Arc<Family<Counter>>,
     operation_errors: Arc<Family<Counter>>,
@@ -42,6 +45,8 @@ pub struct Metrics {
     pod_start: Arc<Family<Histogram>>,
     started: Arc<Family<Counter>>,
     terminated: Arc<Family<Counter>>,
+    shutdown_start: Arc<Family<Gauge>>,
+    shutdown_end: Arc<Family<Gauge>>,
 }
 
 impl Metrics {
@@ -59,6 +64,7 @@ impl Metrics {
         let probes = Registry::new();
         let of_operations = exponential_buckets(0.005, 2.5, 14);
         Arc::new(Metrics {
+            actions: ActionMetrics::new(&registry),
             probe_results: probes.counters(
                 "prober_probe_total",
                 "Probes of containers, by result.",
@@ -125,6 +131,18 @@ impl Metrics {
                 &["container_type", "exit_code", "reason"],
                 MAX_ENDS,
             ),
+            shutdown_start: registry.gauges(
+                "kubelet_graceful_shutdown_start_time_seconds",
+                "When the last graceful shutdown of the node began, in seconds since 1970.",
+                &[],
+                1,
+            ),
+            shutdown_end: registry.gauges(
+                "kubelet_graceful_shutdown_end_time_seconds",
+                "When the last graceful shutdown of the node ended; 0 while it lasts.",
+                &[],
+                1,
+            ),
             registry,
         })
     }
@@ -136,6 +154,12 @@ impl Metrics {
         if failed {
             self.operation_errors.with(&[operation]).inc();
         }
+    }
+
+    pub(crate) fn graceful_shutdown(&self, record: Option<&ShutdownRecord>) {
+        let (start, end) = record.map_or((0.0, 0.0), ShutdownRecord::seconds);
+        self.shutdown_start.with(&[]).set(start);
+        self.shutdown_end.with(&[]).set(end);
     }
 
     pub fn relisted(&self, took: Duration, since_last: Option<Duration>) {

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{
     ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeFeatures,
     NodeRuntimeHandler, NodeRuntimeHandlerFeatures, NodeSpec, NodeStatus, ObjectReference,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{Patch, PatchParams, PostParams};
@@ -19,6 +19,7 @@ use skiff_cri::v1;
 
 use crate::kubelet::Kubelet;
 use crate::machine;
+use crate::node_shutdown;
 use crate::objects::error_message;
 use crate::pressure::Condition;
 use crate::status::whole_seconds;
@@ -102,6 +103,16 @@ pub fn conditions(
     .collect()
 }
 
+/// Why the node is not ready, as upstream joins several reasons.
+fn not_ready(runtime: Option<&str>, is_shutting_down: bool) -> Option<String> {
+    match (runtime, is_shutting_down) {
+        (None, false) => None,
+        (Some(why), false) => Some(why.to_owned()),
+        (None, true) => Some(node_shutdown::NOT_READY.to_owned()),
+        (Some(why), true) => Some(format!("[{why}, {}]", node_shutdown::NOT_READY)),
+    }
+}
+
 /// The largest images first, as the scheduler wants to know what is costly to fetch.
 fn image_list(images: Vec<v1::Image>) -> Vec<ContainerImage> {
     let mut images = images;
@@ -136,6 +147,15 @@ fn same(a: &NodeStatus, b: &NodeStatus) -> bool {
     still(a) == still(b)
 }
 
+/// When the node last said whether it is ready.
+fn heard_at(status: &NodeStatus) -> Option<Time> {
+    let mut conditions = status.conditions.iter().flatten();
+    conditions
+        .find(|one| one.type_ == "Ready")?
+        .last_heartbeat_time
+        .clone()
+}
+
 /// What somebody else made of our conditions since our last write becomes what is reported, so that it is corrected: the
 /// controllers mark the node of a kubelet that was not heard as Unknown.
 fn take_over_conditions(reported: &mut NodeStatus, written: &Node, seen: &Node) {
@@ -154,6 +174,7 @@ fn take_over_conditions(reported: &mut NodeStatus, written: &Node, seen: &Node) 
 
 impl Kubelet {
     pub async fn run_node_status(self: Arc<Self>) {
+        let began = whole_seconds(Timestamp::now());
         let api: Api<Node> = Api::all(self.client.clone());
         let mut images = self.runtime.images().await.map(image_list).unwrap_or_default();
         let mut last = self.node_status(None, images.clone());
@@ -163,9 +184,12 @@ impl Kubelet {
         // The object that was there before may say something else; then it is corrected below.
         let mut reported = known.status.clone().unwrap_or_default();
         let mut reported_at = Instant::now();
+        // What an earlier process left is said again: who waits for this one sees that it is there.
+        let mut is_old = heard_at(&reported) < Some(began);
         let mut retry = FIRST_RETRY;
         let mut network = self.network.subscribe();
         let mut pressure = self.pressure.subscribe();
+        let mut node_shutdown = self.node_shutdown.subscribe();
         let mut in_use_changes = self.csi.in_use_changes();
         let mut ticks = 0u32;
         loop {
@@ -177,7 +201,7 @@ impl Kubelet {
             last.volumes_attached = reported.volumes_attached.clone();
             let in_use = self.csi.volumes_in_use();
             last.volumes_in_use = (!in_use.is_empty()).then_some(in_use);
-            let due = reported_at.elapsed() >= REPORT_PERIOD;
+            let due = is_old || reported_at.elapsed() >= REPORT_PERIOD;
             if due || !same(&last, &reported) {
                 match self.patch_status(&api, &last).await {
                     Ok(node) => {
@@ -190,6 +214,7 @@ impl Kubelet {
                             ..merge_own(reported, &last)
                         };
                         reported_at = Instant::now();
+                        is_old = false;
                         retry = FIRST_RETRY;
                         continue;
                     }
@@ -217,6 +242,7 @@ impl Kubelet {
                 () = self.shutdown.cancelled() => return,
                 _ = network.changed() => {}
                 _ = pressure.changed() => {}
+                _ = node_shutdown.changed() => {}
                 () = self.device_plugins.changed.notified() => {}
                 _ = in_use_changes.changed() => {}
                 () = tokio::time::sleep(UPDATE_PERIOD) => {
@@ -271,7 +297,7 @@ impl Kubelet {
 
     fn node_status(&self, previous: Option<&[NodeCondition]>, images: Vec<ContainerImage>) -> NodeStatus {
         let config = &self.config;
-        let not_ready = self.network.borrow().clone();
+        let not_ready = not_ready(self.network.borrow().as_deref(), *self.node_shutdown.borrow());
         let mut addresses: Vec<NodeAddress> = config
             .host_ips()
             .into_iter()

@@ -5,17 +5,27 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::certificates::v1beta1::ClusterTrustBundle;
 use k8s_openapi::api::core::v1::{
     ConfigMap, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount,
 };
-use kube::api::PostParams;
+use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
+
+/// All ClusterTrustBundles, and the version that they were listed or changed in.
+#[derive(Clone, Default)]
+pub struct TrustBundles {
+    pub version: String,
+    pub all: Arc<Vec<ClusterTrustBundle>>,
+}
 
 /// `Ok(None)` is "there is no such object"; the error is a sentence for the user.
 #[async_trait]
 pub trait Objects: Send + Sync {
     async fn config_map(&self, namespace: &str, name: &str) -> Result<Option<Arc<ConfigMap>>, String>;
     async fn secret(&self, namespace: &str, name: &str) -> Result<Option<Arc<Secret>>, String>;
+    /// All of them.
+    async fn trust_bundles(&self) -> Result<TrustBundles, String>;
     /// A missing claim is an error too: the user is told what the API said.
     async fn claim(&self, namespace: &str, name: &str) -> Result<PersistentVolumeClaim, String>;
     async fn persistent_volume(&self, name: &str) -> Result<PersistentVolume, String>;
@@ -70,6 +80,20 @@ impl Objects for ApiObjects {
                 .get_opt(name)
                 .await,
         )
+    }
+
+    async fn trust_bundles(&self) -> Result<TrustBundles, String> {
+        let api: Api<ClusterTrustBundle> = Api::all(self.client.clone());
+        match api.list(&ListParams::default()).await {
+            Ok(list) => Ok(TrustBundles {
+                version: list.metadata.resource_version.unwrap_or_default(),
+                all: Arc::new(list.items),
+            }),
+            Err(kube::Error::Api(status)) if status.code == 404 => Err(
+                "ClusterTrustBundle projection is not supported: the API server does not serve certificates.k8s.io/v1beta1 clustertrustbundles".to_owned(),
+            ),
+            Err(error) => Err(error_message(&error)),
+        }
     }
 
     async fn claim(&self, namespace: &str, name: &str) -> Result<PersistentVolumeClaim, String> {

@@ -1,5 +1,5 @@
-//! The PodResources API at `<root>/pod-resources/kubelet.sock`: which devices the containers of this node have, for whoever
-//! monitors devices or places by them.
+//! The PodResources API at `<root>/pod-resources/kubelet.sock`: which devices, CPUs and memory the containers of
+//! this node have for themselves, for whoever monitors them or places by them.
 
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use crate::device_plugins::Holding;
 use crate::kubelet::Kubelet;
 use crate::pods;
 use crate::resources::is_sidecar;
+use crate::topology::{Block, CpuSet};
 
 const RETRY: Duration = Duration::from_secs(5);
 /// Requests of one connection that are answered at a time.
@@ -34,8 +35,26 @@ fn devices(holdings: Vec<Holding>) -> Vec<ContainerDevices> {
     holdings.into_iter().map(one).collect()
 }
 
+fn cpu_ids(cpus: &CpuSet) -> Vec<i64> {
+    cpus.iter().map(i64::from).collect()
+}
+
+fn memory(blocks: Vec<Block>) -> Vec<ContainerMemory> {
+    let one = |block: Block| ContainerMemory {
+        memory_type: block.resource,
+        size: block.size,
+        topology: Some(TopologyInfo {
+            nodes: { block.numa_affinity.into_iter() }
+                .map(|id| NumaNode { id: id.into() })
+                .collect(),
+        }),
+    };
+    blocks.into_iter().map(one).collect()
+}
+
 impl Lister {
     fn container(&self, pod: &Pod, container: &Container) -> ContainerResources {
+        let (uid, managers) = (pods::uid(pod), &self.0.managers);
         let mut dynamic_resources: Vec<DynamicResource> = Vec::new();
         for (claim, driver_name, device) in self.0.dra.devices(pod, container) {
             let resource = ClaimResource {
@@ -59,9 +78,10 @@ impl Lister {
         }
         ContainerResources {
             name: container.name.clone(),
-            devices: devices(self.0.device_plugins.holdings(pods::uid(pod), &container.name)),
+            devices: devices(self.0.device_plugins.holdings(uid, &container.name)),
+            cpu_ids: cpu_ids(&managers.cpus.exclusive(uid, &container.name).unwrap_or_default()),
+            memory: memory(managers.memory.blocks(uid, &container.name)),
             dynamic_resources,
-            ..ContainerResources::default()
         }
     }
 
@@ -100,14 +120,15 @@ impl PodResourcesLister for Lister {
         Ok(Response::new(ListPodResourcesResponse { pod_resources }))
     }
 
-    /// COMPAT: without a policy for CPUs and memory nobody has any of his own, and the lists are empty.
+    /// COMPAT: without a static policy the lists of CPUs and memory are empty.
     async fn get_allocatable_resources(
         &self,
         _: Request<AllocatableResourcesRequest>,
     ) -> Result<Response<AllocatableResourcesResponse>, Status> {
         Ok(Response::new(AllocatableResourcesResponse {
             devices: devices(self.0.device_plugins.healthy()),
-            ..AllocatableResourcesResponse::default()
+            cpu_ids: cpu_ids(&self.0.managers.cpus.allocatable()),
+            memory: memory(self.0.managers.memory.allocatable()),
         }))
     }
 

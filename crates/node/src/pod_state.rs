@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -12,7 +12,6 @@ use skiff_trace::Work;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::eviction;
 use crate::observed::ObservedPod;
 use crate::pods;
 use crate::resize::Resize;
@@ -39,8 +38,10 @@ pub struct PodState {
     reasons: Mutex<HashMap<String, WaitingReason>>,
     /// An end the kubelet decided.
     failed: Mutex<Option<WaitingReason>>,
-    /// How long it has to end when it is evicted.
-    evict_grace: AtomicI64,
+    /// How long it has to end, where the kubelet decides that.
+    end_grace: watch::Sender<Option<i64>>,
+    /// Nothing runs any more, and nothing is mounted.
+    torn_down: watch::Sender<bool>,
     /// Nothing of this pod will be started any more.
     terminal: AtomicBool,
     /// The node has taken the pod: what it asks for counts.
@@ -76,7 +77,8 @@ impl PodState {
             resize: Mutex::new(resize),
             reasons: Mutex::default(),
             failed: Mutex::default(),
-            evict_grace: AtomicI64::new(eviction::GRACE),
+            end_grace: watch::Sender::new(None),
+            torn_down: watch::Sender::new(false),
             terminal: AtomicBool::new(false),
             admitted: AtomicBool::new(false),
             gone: AtomicBool::new(false),
@@ -153,14 +155,15 @@ impl PodState {
         self.is_gone() || self.pod.borrow().metadata.deletion_timestamp.is_some()
     }
 
-    /// Waits until the pod is given less time than `grace` to end.
-    pub async fn grace_shortened(&self, grace: i64) {
-        let mut versions = self.pod.subscribe();
-        if versions
-            .wait_for(|pod| pods::grace_period(pod) < grace)
-            .await
-            .is_err()
-        {
+    /// Waits until the pod is given less time to end: by the API than `grace`, or by the kubelet than `limit`.
+    pub async fn grace_shortened(&self, grace: i64, limit: Option<i64>) {
+        let (mut versions, mut limits) = (self.pod.subscribe(), self.end_grace.subscribe());
+        let is_less = |now: &Option<i64>| now.is_some_and(|now| limit.is_none_or(|limit| now < limit));
+        let shortened = tokio::select! {
+            result = versions.wait_for(|pod| pods::grace_period(pod) < grace) => result.is_ok(),
+            result = limits.wait_for(is_less) => result.is_ok(),
+        };
+        if !shortened {
             std::future::pending().await
         }
     }
@@ -210,12 +213,27 @@ impl PodState {
         });
     }
 
-    pub fn evict_grace(&self) -> i64 {
-        self.evict_grace.load(Ordering::SeqCst)
+    pub fn end_grace(&self) -> Option<i64> {
+        *self.end_grace.borrow()
     }
 
-    pub fn set_evict_grace(&self, seconds: i64) {
-        self.evict_grace.store(seconds, Ordering::SeqCst);
+    /// Gives the pod so long to end, or less if that was said before.
+    pub fn limit_end_grace(&self, seconds: i64) {
+        self.end_grace
+            .send_modify(|grace| *grace = Some(grace.map_or(seconds, |grace| grace.min(seconds))));
+    }
+
+    pub fn set_torn_down(&self) {
+        self.torn_down.send_replace(true);
+    }
+
+    pub fn is_torn_down(&self) -> bool {
+        *self.torn_down.borrow()
+    }
+
+    /// Waits until nothing of the pod runs and nothing is mounted.
+    pub async fn torn_down(&self) {
+        let _ = self.torn_down.subscribe().wait_for(|done| *done).await;
     }
 
     /// Says in the status that the node ends the pod for another's sake.

@@ -11,7 +11,7 @@ use kube::Api;
 use kube::api::{DeleteParams, Preconditions};
 use skiff_client::ErrorExt;
 
-use crate::eviction;
+use crate::container_gc::{self, Candidate, ContainerGcPolicy};
 use crate::kubelet::Kubelet;
 use crate::marks;
 use crate::pod_state::PodState;
@@ -138,9 +138,11 @@ impl PodWorker {
         }
         if !self.state.is_admitted() {
             // A pod with running containers was admitted before this kubelet restarted.
-            if !self.state.may_be_in_runtime()
-                && let Err(refusal) = self.kubelet.admit(&self.state).await
-            {
+            let admitted = match self.state.may_be_in_runtime() {
+                true => self.kubelet.admit_again(&self.state).await,
+                false => self.kubelet.admit(&self.state).await,
+            };
+            if let Err(refusal) = admitted {
                 self.kubelet.recorder.event(
                     &pods::reference(&pod),
                     "Warning",
@@ -199,17 +201,16 @@ impl PodWorker {
         // Also sandboxes that are not ready: their tear-down may have been cut off, and stopping twice is fine.
         if observed.is_anything_running() || !observed.sandboxes.is_empty() {
             let grace = pods::grace_period(&pod);
-            let evicted = state
-                .failed()
-                .is_some_and(|failed| failed.reason == eviction::REASON);
-            let grace_override = if evicted {
-                Some(state.evict_grace())
-            } else {
-                state.is_gone().then_some(grace)
+            let limit = state.end_grace();
+            let grace_override = match limit {
+                // Who deletes the pod may give it less.
+                Some(limit) if state.is_deleted() => Some(limit.min(grace)),
+                Some(limit) => Some(limit),
+                None => state.is_gone().then_some(grace),
             };
             let killed = tokio::select! {
                 killed = Box::pin(kubelet.kill_pod(&pod, &observed, grace_override)) => killed,
-                () = state.grace_shortened(grace) => return Next::Again,
+                () = state.grace_shortened(grace, limit) => return Next::Again,
             };
             if let Err(error) = killed {
                 let message = format!("error killing pod: {error}");
@@ -228,6 +229,7 @@ impl PodWorker {
         kubelet.refresh_status(state);
         kubelet.retry_waiting_resizes();
         kubelet.device_plugins.release(&state.uid);
+        kubelet.managers.release(&state.uid);
         if let Err(error) = kubelet.dra.unprepare(&state.uid).await {
             tracing::warn!(pod = %pods::full_name(&pod), error, "cannot give back the devices of the pod");
             return Next::Wait(self.retry());
@@ -236,13 +238,16 @@ impl PodWorker {
             tracing::warn!(pod = %pods::full_name(&pod), %error, "cannot unmount the volumes of the pod");
             return Next::Wait(self.retry());
         }
+        let began = Instant::now();
         if let Err(error) = kubelet.cgroups.remove_pod(&state.uid) {
             // Processes that were just killed may linger for a moment.
             tracing::debug!(pod = %pods::full_name(&pod), %error, "the cgroup of a pod is still in use");
             return Next::Wait(Duration::from_millis(20).max(self.retry() / 25));
         }
+        kubelet.metrics.actions.cgroup_changed("destroy", began.elapsed());
         self.retry = FIRST_RETRY;
         self.stage = Stage::Ended;
+        self.state.set_torn_down();
         Next::Again
     }
 
@@ -332,23 +337,22 @@ impl Kubelet {
         self.cgroups.remove_pod(uid).map_err(|e| e.to_string())
     }
 
-    /// Keeps the newest instance of each container and the one before it; older ones are of no use.
+    /// Removes old instances of the pod's containers that nobody needs.
     pub async fn prune_containers(&self, state: &PodState) {
         let observed = state.observed();
-        let mut seen: std::collections::HashMap<&str, usize> = std::collections::HashMap::new();
-        for container in &observed.containers {
-            let count = seen.entry(&container.name).or_default();
-            *count += 1;
-            if *count > 2 && container.state == crate::observed::ContainerState::Exited {
-                if let Err(status) = self.runtime.remove_container(&container.id).await {
-                    tracing::debug!(
-                        error = crate::images::describe(&status),
-                        "cannot remove an old container"
-                    );
-                } else {
-                    let _ = std::fs::remove_file(&container.log_path);
-                }
-            }
+        let candidate = Candidate {
+            observed: observed.clone(),
+            is_ended: false,
+        };
+        // How many the whole node may have is looked at by the clock.
+        let policy = ContainerGcPolicy {
+            max_containers: -1,
+            ..self.config.container_gc
+        };
+        let chosen = container_gc::choose(&policy, &[candidate], false, Timestamp::now());
+        for container in observed.containers.iter().filter(|one| chosen.contains(&one.id)) {
+            self.remove_dead_container(&container.id, &container.log_path)
+                .await;
         }
         // An old sandbox takes its containers along, so it stays while one of them is still of use.
         let in_use = |id: &str| observed.containers.iter().any(|c| c.sandbox_id == id);

@@ -60,6 +60,15 @@ pub fn ephemeral_as_container(ephemeral: &EphemeralContainer) -> Container {
 }
 
 /// The security contexts of all containers, of whichever sort.
+pub fn all_container_names(pod: &Pod) -> impl Iterator<Item = &str> {
+    pod.spec.iter().flat_map(|spec| {
+        let init = spec.init_containers.iter().flatten().map(|one| one.name.as_str());
+        let main = spec.containers.iter().map(|one| one.name.as_str());
+        let ephemeral = spec.ephemeral_containers.iter().flatten();
+        init.chain(main).chain(ephemeral.map(|one| one.name.as_str()))
+    })
+}
+
 pub fn all_security_contexts(spec: &PodSpec) -> impl Iterator<Item = &SecurityContext> {
     let containers = spec
         .containers

@@ -19,7 +19,7 @@ use crate::status::whole_seconds;
 pub const REASON: &str = "Preempting";
 const MESSAGE: &str = "Preempted in order to admit critical pod";
 /// From here on a priority is the system's own.
-const SYSTEM_CRITICAL: i32 = 2_000_000_000;
+pub(crate) const SYSTEM_CRITICAL: i32 = 2_000_000_000;
 /// How often it is looked whether those that make room have ended.
 const POLL: Duration = Duration::from_millis(20);
 
@@ -153,6 +153,8 @@ impl Kubelet {
                 observed_generation: pod.metadata.generation,
                 last_probe_time: None,
             });
+            let short_of = missing.first().map_or("", |(resource, _)| resource);
+            self.metrics.actions.preempted(short_of);
             other.fail(REASON, MESSAGE.to_owned());
             other.terminate.cancel();
             other.wake.notify_one();

@@ -162,6 +162,9 @@ impl Kubelet {
                 target_container_id,
                 user_namespace: user_namespace_of(context.sandbox_config),
             });
+            if let Some(resources) = { config.linux.as_mut() }.and_then(|linux| linux.resources.as_mut()) {
+                self.managers.apply(pods::uid(pod), &container.name, resources);
+            }
             add_devices(&mut config, devices);
             let block_devices = container_devices(container, context.mounted).map_err(config_error)?;
             config.devices.extend(block_devices);
@@ -181,6 +184,7 @@ impl Kubelet {
                 error("CreateContainerError", status.message().to_owned())
             })?;
             self.note_container_made(context.state, &container.name, amounts);
+            self.managers.memory.container_made(pod, &container.name);
             event("Normal", "Created", "Container created".to_owned());
             Ok(id)
         })

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1::{Container, Pod, Secret};
 use skiff_cri::v1;
@@ -135,8 +136,11 @@ impl Kubelet {
 
     /// Cgroup, directories and volumes. Safe to repeat, which keeps volumes up to date.
     async fn prepare(&self, pod: &Pod, facts: &NodeFacts) -> Result<MountedVolumes, Vec<String>> {
-        if let Err(error) = self.cgroups.create_pod(pod) {
-            return Err(vec![format!("error: failed to create the pod's cgroup: {error}")]);
+        let began = Instant::now();
+        match self.cgroups.create_pod(pod) {
+            Ok(true) => self.metrics.actions.cgroup_changed("create", began.elapsed()),
+            Ok(false) => {}
+            Err(error) => return Err(vec![format!("error: failed to create the pod's cgroup: {error}")]),
         }
         self.volumes
             .set_up(pod, facts)

@@ -1,7 +1,8 @@
 //! The ConfigMaps and Secrets in the volumes of this node's pods, each watched by itself: the node may read only what its own
-//! pods name, so there is nothing to list. A change wakes the pods that have it.
+//! pods name, so there is nothing to list. ClusterTrustBundles are selected by labels, so all are watched while a pod has some.
+//! A change wakes the pods that have it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,6 +10,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures::TryStreamExt;
 use k8s_openapi::api::authentication::v1::TokenRequest;
+use k8s_openapi::api::certificates::v1beta1::ClusterTrustBundle;
 use k8s_openapi::api::core::v1::{ConfigMap, PersistentVolume, PersistentVolumeClaim, Pod, Secret};
 use kube::api::{ListParams, WatchEvent, WatchParams};
 use kube::core::NamespaceResourceScope;
@@ -18,7 +20,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::Notify;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::objects::{ApiObjects, Objects, error_message};
+use crate::objects::{ApiObjects, Objects, TrustBundles, error_message};
 use crate::pods;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
@@ -28,6 +30,8 @@ const LAST_PAUSE: Duration = Duration::from_secs(10);
 enum Kind {
     ConfigMap,
     Secret,
+    /// All of them; the key has no name.
+    TrustBundles,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -41,6 +45,7 @@ struct Key {
 enum Object {
     ConfigMap(Arc<ConfigMap>),
     Secret(Arc<Secret>),
+    TrustBundles(TrustBundles),
 }
 
 impl Object {
@@ -48,6 +53,7 @@ impl Object {
         match self {
             Object::ConfigMap(map) => map.metadata.resource_version.clone(),
             Object::Secret(secret) => secret.metadata.resource_version.clone(),
+            Object::TrustBundles(bundles) => Some(bundles.version.clone()),
         }
     }
 }
@@ -118,6 +124,7 @@ impl Watched {
                 match follower.key.kind {
                     Kind::ConfigMap => follower.run(client, Object::ConfigMap).await,
                     Kind::Secret => follower.run(client, Object::Secret).await,
+                    Kind::TrustBundles => follower.run_bundles(client).await,
                 }
             };
             tokio::select! {
@@ -172,20 +179,36 @@ impl Follower {
         loop {
             let mut was_live = false;
             let ended = self.follow(&api, wrap, &mut was_live).await;
-            self.set_dead();
-            if let Err(error) = ended {
-                tracing::debug!(
-                    error = error_message(&error),
-                    name = self.key.name,
-                    "a watch of an object ended"
-                );
-            }
-            pause = if was_live {
-                FIRST_PAUSE
-            } else {
-                (pause * 2).min(LAST_PAUSE)
-            };
+            pause = self.ended(ended, was_live, pause);
             tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn run_bundles(&self, client: Client) {
+        let api: Api<ClusterTrustBundle> = Api::all(client);
+        let mut pause = FIRST_PAUSE;
+        loop {
+            let mut was_live = false;
+            let ended = self.follow_bundles(&api, &mut was_live).await;
+            pause = self.ended(ended, was_live, pause);
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Notes the end of a watch. Returns the pause before the next one, which grows while nothing comes of it.
+    fn ended(&self, ended: Result<(), kube::Error>, was_live: bool, pause: Duration) -> Duration {
+        self.set_dead();
+        if let Err(error) = ended {
+            tracing::debug!(
+                error = error_message(&error),
+                name = self.key.name,
+                "a watch of an object ended"
+            );
+        }
+        if was_live {
+            FIRST_PAUSE
+        } else {
+            (pause * 2).min(LAST_PAUSE)
         }
     }
 
@@ -227,6 +250,49 @@ impl Follower {
         }
     }
 
+    async fn follow_bundles(
+        &self,
+        api: &Api<ClusterTrustBundle>,
+        was_live: &mut bool,
+    ) -> Result<(), kube::Error> {
+        let listed = api.list(&ListParams::default()).await?;
+        let mut version = listed.metadata.resource_version.clone().unwrap_or_default();
+        let named = |bundle: ClusterTrustBundle| (bundle.metadata.name.clone().unwrap_or_default(), bundle);
+        let mut all: BTreeMap<String, ClusterTrustBundle> = listed.items.into_iter().map(named).collect();
+        let set = |all: &BTreeMap<String, ClusterTrustBundle>, version: &str| {
+            let bundles = TrustBundles {
+                version: version.to_owned(),
+                all: Arc::new(all.values().cloned().collect()),
+            };
+            self.set(Some(Object::TrustBundles(bundles)));
+        };
+        set(&all, &version);
+        *was_live = true;
+        loop {
+            let mut events = std::pin::pin!(api.watch(&WatchParams::default(), &version).await?);
+            while let Some(event) = events.try_next().await? {
+                match event {
+                    WatchEvent::Added(bundle) | WatchEvent::Modified(bundle) => {
+                        version = bundle.metadata.resource_version.clone().unwrap_or_default();
+                        let (name, bundle) = named(bundle);
+                        all.insert(name, bundle);
+                        set(&all, &version);
+                    }
+                    WatchEvent::Deleted(bundle) => {
+                        version = bundle.metadata.resource_version.clone().unwrap_or_default();
+                        all.remove(&named(bundle).0);
+                        set(&all, &version);
+                    }
+                    WatchEvent::Bookmark(bookmark) => version = bookmark.metadata.resource_version,
+                    // Too old: what was missed is listed.
+                    WatchEvent::Error(_) => return Ok(()),
+                }
+            }
+            // A server that ends watches at once is not asked without a rest.
+            tokio::time::sleep(FIRST_PAUSE).await;
+        }
+    }
+
     fn set(&self, object: Option<Object>) {
         let mut state = self.state.lock();
         let State { entries, woken } = &mut *state;
@@ -251,10 +317,20 @@ impl Follower {
     }
 }
 
+/// The key of all ClusterTrustBundles.
+fn trust_bundles() -> Key {
+    Key {
+        kind: Kind::TrustBundles,
+        namespace: String::new(),
+        name: String::new(),
+    }
+}
+
 /// The objects in the volumes of a pod.
 fn references(pod: &Pod) -> HashSet<Key> {
     let namespace = pods::namespace(pod);
     let mut found = HashSet::new();
+    let mut has_bundles = false;
     let mut add = |kind: Kind, name: &str| {
         if !name.is_empty() {
             found.insert(Key {
@@ -284,7 +360,11 @@ fn references(pod: &Pod) -> HashSet<Key> {
             if let Some(secret) = &source.secret {
                 add(Kind::Secret, &secret.name);
             }
+            has_bundles |= source.cluster_trust_bundle.is_some();
         }
+    }
+    if has_bundles {
+        found.insert(trust_bundles());
     }
     found
 }
@@ -337,6 +417,24 @@ impl Objects for Watched {
                     .as_ref()
                     .and_then(|one| one.metadata.resource_version.clone());
                 self.note(&key, version);
+                Ok(found)
+            }
+            Err(error) => self.last(&key).map(of).ok_or(error),
+        }
+    }
+
+    async fn trust_bundles(&self) -> Result<TrustBundles, String> {
+        let key = trust_bundles();
+        let of = |object: Option<Object>| match object {
+            Some(Object::TrustBundles(bundles)) => bundles,
+            _ => TrustBundles::default(),
+        };
+        if let Some(current) = self.current(&key) {
+            return Ok(of(current));
+        }
+        match self.api.trust_bundles().await {
+            Ok(found) => {
+                self.note(&key, Some(found.version.clone()));
                 Ok(found)
             }
             Err(error) => self.last(&key).map(of).ok_or(error),

@@ -40,6 +40,8 @@ pub struct Config {
     pub restrict_oom_score_adj: Option<bool>,
     /// Where vendors put the specs of their devices (CDI); the later one wins.
     pub cdi_spec_dirs: Vec<PathBuf>,
+    /// CRIU, which takes checkpoints: a path, or a name in PATH.
+    pub criu: PathBuf,
 }
 
 impl Config {
@@ -60,6 +62,7 @@ impl Config {
             stream_bind: SocketAddr::from(([127, 0, 0, 1], 0)),
             restrict_oom_score_adj: None,
             cdi_spec_dirs: vec!["/etc/cdi".into(), "/var/run/cdi".into()],
+            criu: "criu".into(),
         }
     }
 
@@ -80,6 +83,11 @@ impl Config {
     pub(crate) fn containers(&self) -> PathBuf {
         self.root.join("containers")
     }
+
+    /// Checkpoints that are being taken; those that are done are elsewhere.
+    pub(crate) fn checkpoints(&self) -> PathBuf {
+        self.root.join("checkpoints")
+    }
 }
 
 pub(crate) const INTERNAL_SHIM: &str = "internal-shim";
@@ -95,9 +103,12 @@ pub fn raise_open_files() {
 pub fn internal_main(arguments: &[OsString]) -> Option<i32> {
     let (first, rest) = arguments.split_first()?;
     if first == INTERNAL_SHIM || first == INTERNAL_INIT {
-        // The daemon may do without huge pages; that is inherited, and containers shall not.
-        let _ = rustix::thread::disable_transparent_huge_pages(false);
         open_files::lower();
+    }
+    if first == INTERNAL_INIT {
+        // The daemon may do without huge pages, and so do shims: one would be most of a shim's memory. That is inherited, and
+        // containers shall not.
+        let _ = rustix::thread::disable_transparent_huge_pages(false);
     }
     if first == INTERNAL_SHIM {
         Some(shim::main(rest))

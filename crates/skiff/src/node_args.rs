@@ -83,6 +83,44 @@ pub struct NodeArgs {
     #[arg(long, value_name = "RESOURCE=AMOUNT,...", value_delimiter = ',', value_parser = reserved)]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub system_reserved: Vec<(String, String)>,
+    /// CPUs kept back from pods by their numbers, instead of an amount of cpu: 0-1,4
+    #[arg(long, value_name = "CPUS")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reserved_cpus: Option<String>,
+    /// Whether containers of Guaranteed pods that ask for whole CPUs get some for themselves: none or static [default: none]
+    #[arg(long, value_name = "POLICY")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_manager_policy: Option<String>,
+    /// Options of the static policy: full-pcpus-only, distribute-cpus-across-numa, strict-cpu-reservation,
+    /// prefer-align-cpus-by-uncorecache
+    #[arg(long, value_name = "OPTION=VALUE,...", value_delimiter = ',', value_parser = option)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub cpu_manager_policy_options: Vec<(String, String)>,
+    /// How often the CPUs of running containers are set again [default: 10s]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cpu_manager_reconcile_period: Option<std::time::Duration>,
+    /// Whether containers of Guaranteed pods get their memory from certain NUMA nodes: None or Static [default: None]
+    #[arg(long, value_name = "POLICY")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory_manager_policy: Option<String>,
+    /// Where the memory is that is kept back from pods, for --memory-manager-policy Static: 0:memory=1Gi
+    #[arg(long, value_name = "NODE:RESOURCE=AMOUNT,...", value_parser = reserved_memory)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub reserved_memory: Vec<String>,
+    /// Whether CPUs, memory and devices must come from the same NUMA nodes: none, best-effort, restricted or single-numa-node
+    /// [default: none]
+    #[arg(long, value_name = "POLICY")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topology_manager_policy: Option<String>,
+    /// Of one container or of all in a pod: container or pod [default: container]
+    #[arg(long, value_name = "SCOPE")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub topology_manager_scope: Option<String>,
+    /// Options of that policy: prefer-closest-numa-nodes, max-allowable-numa-nodes
+    #[arg(long, value_name = "OPTION=VALUE,...", value_delimiter = ',', value_parser = option)]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub topology_manager_policy_options: Vec<(String, String)>,
     /// Size at which the log of a container is rotated [default: 10Mi]
     #[arg(long, value_name = "AMOUNT", value_parser = size)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -128,6 +166,23 @@ pub struct NodeArgs {
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub image_gc_low_threshold: Option<u8>,
+    /// How old a container that has ended must be before it is removed [default: 0s]
+    #[arg(long, value_name = "TIME", value_parser = go_time)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minimum_container_ttl_duration: Option<String>,
+    /// Old instances of one container that are kept; negative: all [default: 1]
+    #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub maximum_dead_containers_per_container: Option<i32>,
+    /// Containers that have ended which the node keeps; negative: as many as there are [default: -1]
+    #[arg(long, value_name = "COUNT", allow_negative_numbers = true)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub maximum_dead_containers: Option<i32>,
+}
+
+/// A time as Go writes it.
+fn go_time(text: &str) -> Result<String, String> {
+    skiff_node::parse_go_duration(text).map(|_| text.to_owned())
 }
 
 impl NodeArgs {
@@ -189,6 +244,7 @@ impl NodeArgs {
                 config.reserved.add(flag, resource, amount)?;
             }
         }
+        self.apply_managers(config)?;
         if let Some(size) = self.container_log_max_size {
             config.container_log_max_size = size;
         }
@@ -207,7 +263,35 @@ impl NodeArgs {
             config.thresholds = thresholds;
         }
         config.image_limits = self.image_limits(config.image_limits)?;
+        let dead = &mut config.container_gc;
+        if let Some(least) = &self.minimum_container_ttl_duration {
+            dead.min_age = skiff_node::parse_go_duration(least).map_err(anyhow::Error::msg)?;
+        }
+        dead.max_per_container = self
+            .maximum_dead_containers_per_container
+            .unwrap_or(dead.max_per_container);
+        dead.max_containers = self.maximum_dead_containers.unwrap_or(dead.max_containers);
         Ok(())
+    }
+
+    fn apply_managers(&self, config: &mut NodeConfig) -> Result<()> {
+        let reserved = self.reserved_memory.iter();
+        let reserved: Result<Vec<_>, _> = reserved
+            .map(|one| skiff_node::parse_reserved_memory(one))
+            .collect();
+        let flags = skiff_node::ManagerFlags {
+            cpu_policy: self.cpu_manager_policy.clone(),
+            cpu_options: self.cpu_manager_policy_options.iter().cloned().collect(),
+            reconcile_period: self.cpu_manager_reconcile_period,
+            reserved_cpus: self.reserved_cpus.clone(),
+            memory_policy: self.memory_manager_policy.clone(),
+            reserved_memory: reserved.context("--reserved-memory")?.concat(),
+            topology_policy: self.topology_manager_policy.clone(),
+            topology_scope: self.topology_manager_scope.clone(),
+            topology_options: self.topology_manager_policy_options.iter().cloned().collect(),
+        };
+        let applied = flags.apply(&mut config.managers);
+        applied.map_err(|(field, why)| anyhow!("{}: {why}", flag_of(field)))
     }
 
     /// When the node is short of something; `None` if no flag says that.
@@ -257,6 +341,38 @@ impl NodeArgs {
             ),
         }
     }
+}
+
+/// The flag of a field of the configuration that the managers read.
+fn flag_of(field: &str) -> String {
+    if field == "reservedSystemCPUs" {
+        return "--reserved-cpus".to_owned();
+    }
+    let mut flag = "--".to_owned();
+    for letter in field.chars() {
+        if letter.is_ascii_uppercase() {
+            flag.push('-');
+        }
+        flag.push(letter.to_ascii_lowercase());
+    }
+    flag
+}
+
+fn option(text: &str) -> Result<(String, String), String> {
+    let (name, value) = text.split_once('=').ok_or("write OPTION=VALUE")?;
+    Ok((name.trim().to_owned(), value.trim().to_owned()))
+}
+
+fn duration(text: &str) -> Result<std::time::Duration, String> {
+    match skiff_node::parse_go_duration(text).map_err(|why| why.to_string())? {
+        zero if zero.is_zero() => Err("must be greater than zero".to_owned()),
+        duration => Ok(duration),
+    }
+}
+
+fn reserved_memory(text: &str) -> Result<String, String> {
+    let parsed = skiff_node::parse_reserved_memory(text);
+    parsed.map(|_| text.to_owned()).map_err(|why| why.to_string())
 }
 
 fn manifest_url(text: &str) -> Result<String, String> {
@@ -424,6 +540,52 @@ mod tests {
             error.ends_with("strict decoding error: unknown field \"maxCats\""),
             "{error}"
         );
+    }
+
+    #[test]
+    fn policies_of_managers() {
+        let applied = |args: &NodeArgs| {
+            let mut config = NodeConfig::new("n", "d", "e");
+            let applied = args.apply(&mut config);
+            applied
+                .map(|()| config.managers)
+                .map_err(|error| error.to_string())
+        };
+        let text = |text: &str| Some(text.to_owned());
+        let args = NodeArgs {
+            cpu_manager_policy: text("static"),
+            cpu_manager_policy_options: vec![option("strict-cpu-reservation=true").unwrap()],
+            reserved_cpus: text("0,3"),
+            reserved_memory: vec![reserved_memory("0:memory=1Gi;1:memory=2Gi").unwrap()],
+            ..NodeArgs::default()
+        };
+        let managers = applied(&args).unwrap();
+        assert_eq!(
+            (managers.reserved_cpus.len(), managers.reserved_memory.len()),
+            (2, 2)
+        );
+        let wrong = |change: fn(&mut NodeArgs)| {
+            let mut args = args.clone();
+            change(&mut args);
+            applied(&args).unwrap_err()
+        };
+        assert_eq!(
+            wrong(|args| args.cpu_manager_policy = Some("dynamic".to_owned())),
+            "--cpu-manager-policy: unknown policy: \"dynamic\""
+        );
+        assert_eq!(
+            wrong(|args| args.reserved_cpus = Some("3-1".to_owned())),
+            "--reserved-cpus: invalid range \"3-1\""
+        );
+        assert_eq!(
+            wrong(|args| args.cpu_manager_policy_options = vec![option("align-by-socket=true").unwrap()]),
+            "--cpu-manager-policy-options: CPU Manager Policy Alpha-level Options not enabled, but option \"align-by-socket\" provided"
+        );
+        assert_eq!(
+            wrong(|args| args.cpu_manager_policy = None),
+            "--cpu-manager-policy-options: None policy: received unsupported options"
+        );
+        assert!(reserved_memory("0=1Gi").is_err() && duration("0s").is_err());
     }
 
     #[test]

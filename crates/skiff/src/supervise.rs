@@ -88,6 +88,13 @@ impl Supervisor {
             .is_some_and(|state| state.state != "stopped")
     }
 
+    /// Why the component waits to be started again, if it does.
+    pub fn failure(&self, component: &str) -> Option<String> {
+        let states = self.states.lock();
+        let state = states.get(component)?;
+        (state.state == "restarting").then(|| state.message.clone())
+    }
+
     /// Runs what `start` makes until the shutdown, again and again if it ends before.
     pub fn run<F>(
         self: &Arc<Self>,

@@ -13,6 +13,7 @@ use crate::supervise::Supervisor;
 use crate::{image, preflight};
 use anyhow::{Context, Result, bail};
 use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::jiff::Timestamp;
 use kube::Client;
 use kube::api::Api;
 use skiff_client::ServerAddress;
@@ -120,6 +121,7 @@ impl Wiring {
 }
 
 async fn start(machine: &Machine) -> Result<()> {
+    let began = Timestamp::now();
     machine.start().await?;
     if !machine.runs(Component::Node) {
         return Ok(());
@@ -129,7 +131,7 @@ async fn start(machine: &Machine) -> Result<()> {
     let client = machine.access()?.client(node, "skiff", None);
     machine
         .reporter
-        .step(NODE_READY, node_ready(client, machine))
+        .step(NODE_READY, node_ready(client, machine, began))
         .await?;
     match &machine.agent {
         // Logs and exec work from here on.
@@ -188,16 +190,29 @@ fn why_not_ready(node: &Node) -> Option<String> {
 /// How long a node may be not Ready before it is said why.
 const UNUSUAL: Duration = Duration::from_secs(3);
 
-async fn node_ready(client: Client, machine: &Machine) -> Result<()> {
+/// Whether it was the node of this process that was heard: what an earlier one left in the conditions does not count.
+fn is_heard_since(node: &Node, began: Timestamp) -> bool {
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let ready = conditions.and_then(|all| all.iter().find(|one| one.type_ == "Ready"));
+    // In whole seconds.
+    let heard = ready.and_then(|one| one.last_heartbeat_time.as_ref());
+    heard.is_some_and(|heard| heard.0.as_second() >= began.as_second())
+}
+
+async fn node_ready(client: Client, machine: &Machine, since: Timestamp) -> Result<()> {
     let nodes: Api<Node> = Api::all(client);
     let began = Instant::now();
+    let (name, mut failure) = (Component::Node.to_string(), None);
     loop {
         // What goes wrong on the way there may go right the next time; the start has its time limit.
         let node = nodes.get_opt(&machine.node_name).await.ok().flatten();
+        let node = node.filter(|node| is_heard_since(node, since));
         if node.as_ref().is_some_and(is_ready) {
             return Ok(());
         }
-        if let Some(why) = node.as_ref().and_then(why_not_ready)
+        // It runs for a moment between its failures.
+        failure = machine.supervisor.failure(&name).or(failure);
+        if let Some(why) = failure.clone().or_else(|| node.as_ref().and_then(why_not_ready))
             && began.elapsed() > UNUSUAL
         {
             machine.reporter.waiting(&why);

@@ -29,6 +29,10 @@ const READ_BY_DASHBOARDS: [(&str, &[&str]); 3] = [
             "rest_client_requests_total",
             "rest_client_request_duration_seconds_bucket",
             "leader_election_master_status",
+            "job_controller_job_syncs_total",
+            "job_controller_job_sync_duration_seconds_bucket",
+            "endpoint_slice_controller_syncs",
+            "garbagecollector_controller_resources_sync_error_total",
             "kubernetes_build_info",
             "process_resident_memory_bytes",
         ],
@@ -63,6 +67,8 @@ fn components_show_what_dashboards_read_and_strangers_cannot_grow_it() -> Result
     let cluster = Cluster::start(SKIFF, &["--components", "api,controllers,scheduler"])?;
     let kubectl = cluster.kubectl();
     kubectl.run(&["create", "deployment", "web", "--image=nope"])?;
+    kubectl.run(&["create", "job", "work", "--image=nope"])?;
+    kubectl.run(&["create", "service", "clusterip", "web", "--tcp=80"])?;
     eventually("there is a value of each family", PATIENCE, || {
         for (component, families) in READ_BY_DASHBOARDS {
             let text = metrics(&kubectl, component)?;
@@ -75,12 +81,12 @@ fn components_show_what_dashboards_read_and_strangers_cannot_grow_it() -> Result
         }
         Ok(())
     })?;
-    let text = metrics(&kubectl, "kube-scheduler")?;
-    let waits = "scheduler_pending_pods{queue=\"unschedulable\"} 1";
-    ensure!(
-        text.lines().any(|line| line == waits),
-        "no node, so the pod waits:\n{text}"
-    );
+    eventually("no node, so both pods wait", PATIENCE, || {
+        let text = metrics(&kubectl, "kube-scheduler")?;
+        let wait = "scheduler_pending_pods{queue=\"unschedulable\"} 2";
+        ensure!(text.lines().any(|line| line == wait), "{text}");
+        Ok(())
+    })?;
 
     // Each of these would have been a label value in thirty lines.
     let before = (

@@ -28,7 +28,7 @@ const PROGRAMS: [&str; 9] = [
 ];
 
 /// What the page shows and this test leaves to others, and why.
-const NOT_RUN: [(&str, &str); 33] = [
+const NOT_RUN: [(&str, &str); 37] = [
     ("make release", "it builds for minutes"),
     ("make mix", "it builds upstream's programs for minutes"),
     (
@@ -102,6 +102,19 @@ const NOT_RUN: [(&str, &str); 33] = [
         "skiff store import --from-kine /var/lib/rancher/k3s/server/db/state.db --cluster-cidr 10.42.0.0/16 --service-cluster-ip-range 10.43.0.0/16",
         "crates/skiff/tests/backup.rs",
     ),
+    (
+        "skiff up --runtime-config storagemigration.k8s.io/v1beta1=true",
+        "crates/server/tests/runtime_config.rs",
+    ),
+    (
+        "kubectl wait --for=condition=Succeeded storageversionmigration/secrets-to-the-new-key",
+        "crates/controllers/tests/whole/migrations.rs",
+    ),
+    (
+        "skiff up --cpu-manager-policy static --reserved-cpus 0",
+        "crates/skiff/tests/cpus.rs",
+    ),
+    ("kubectl logs --previous", "crates/skiff/tests/lifecycle.rs"),
     ("kubectl create token", "upstream's own"),
     ("skiff join", "with its arguments below"),
 ];
@@ -401,6 +414,8 @@ fn two_machines(page: &Page, archive: &str, step: &dyn Fn(&str)) -> Result<()> {
         desk.shown("skiff down")?;
         desk.shown("skiff up")?;
     }
+    one.node_is_ready("two")?;
+    one.shown("skiff restart")?;
     one.node_is_ready("two")?;
     two.types("skiff down")?;
     {

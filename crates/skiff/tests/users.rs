@@ -73,6 +73,9 @@ fn a_pod_has_users_of_its_own() -> Result<()> {
     };
     let (one, two) = (ids("one")?, ids("two")?);
     ensure!(one != two && one != "0" && two != "0", "{one} {two}");
+    let listed = kubectl.run(&["exec", "one", "--", "ls", "-ld", "/v/empty", "/v/memory"])?;
+    let modes: Vec<&str> = listed.lines().filter_map(|line| line.get(..10)).collect();
+    expect_eq(modes, vec!["drwxrwxrwx", "drwxrwxrwt"])?;
     expect_eq(
         std::fs::read_to_string("/proc/sys/kernel/core_pattern")?,
         core_pattern,

@@ -15,6 +15,7 @@ pub struct Cluster {
     binary: PathBuf,
     name: String,
     flags: Vec<String>,
+    environment: Vec<(String, String)>,
     kubeconfig: PathBuf,
     /// What kubectl remembers of the API.
     cache: Arc<TempDir>,
@@ -41,11 +42,25 @@ impl Cluster {
     }
 
     pub fn start_named(binary: &str, name: String, flags: &[&str]) -> Result<Self> {
+        Self::start_in(binary, name, flags, &[])
+    }
+
+    /// Starts a cluster with more variables in its environment.
+    pub fn start_in(
+        binary: &str,
+        name: String,
+        flags: &[&str],
+        environment: &[(&str, &str)],
+    ) -> Result<Self> {
         let flags = flags.iter().map(|f| (*f).to_owned()).collect();
         let mut cluster = Self {
             binary: binary.into(),
             name,
             flags,
+            environment: environment
+                .iter()
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+                .collect(),
             kubeconfig: PathBuf::new(),
             cache: Arc::new(tempfile::tempdir()?),
         };
@@ -67,13 +82,17 @@ impl Cluster {
         let mut command = Command::new(&self.binary);
         command
             .args(["up", "--name", &self.name, "--no-kubeconfig-merge"])
-            .args(&self.flags);
+            .args(&self.flags)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)));
         run(&mut command)
     }
 
     /// Another skiff command about this cluster, such as `["status"]`.
     pub fn skiff(&self, args: &[&str]) -> Result<String> {
-        run(Command::new(&self.binary).args(args).args(["--name", &self.name]))
+        run(Command::new(&self.binary)
+            .args(args)
+            .args(["--name", &self.name])
+            .envs(self.environment.iter().map(|(name, value)| (name, value))))
     }
 
     pub fn status(&self) -> Result<Value> {

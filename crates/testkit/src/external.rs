@@ -21,10 +21,10 @@ pub fn free_port() -> Result<u16> {
 }
 
 /// A child process that ends with its value.
-struct Process(Child);
+pub(crate) struct Process(Child);
 
 impl Process {
-    fn start(program: &str, package: &str, command: &mut Command) -> Result<Self> {
+    pub(crate) fn start(program: &str, package: &str, command: &mut Command) -> Result<Self> {
         let child = command.stdin(Stdio::null()).spawn();
         Ok(Self(child.with_context(|| {
             format!("{program}: install Debian's {package}")

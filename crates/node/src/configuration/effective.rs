@@ -7,6 +7,7 @@ use crate::config::NodeConfig;
 use crate::durations::go_duration;
 use crate::pressure::Thresholds;
 use crate::pull_records::VerificationPolicy;
+use crate::topology::{ManagersConfig, Pinning, Scope};
 
 /// A KubeletConfiguration with every field that has a value.
 pub(crate) fn effective(config: &NodeConfig, server_port: u16) -> Value {
@@ -74,11 +75,21 @@ pub(crate) fn effective(config: &NodeConfig, server_port: u16) -> Value {
         "containerLogMaxSize": config.container_log_max_size.to_string(),
         "containerLogMaxFiles": config.container_log_max_files,
         "containerLogMonitorInterval": go_duration(config.container_log_monitor_interval),
+        "volumeStatsAggPeriod": match config.volume_stats_agg_period.is_zero() {
+            true => "-1s".to_owned(),
+            false => go_duration(config.volume_stats_agg_period),
+        },
         "kubeReserved": kept,
         "registerWithTaints": config.register_taints,
+        // The two times are two of these periods.
+        "shutdownGracePeriod": "0s",
+        "shutdownGracePeriodCriticalPods": "0s",
+        "shutdownGracePeriodByPodPriority": config.node_shutdown.periods,
         "crashLoopBackOff": {"maxContainerRestartPeriod": go_duration(config.max_container_restart_period)},
     });
-    if let Value::Object(own) = own {
+    let managers = managers(&config.managers);
+    for own in [own, managers] {
+        let Value::Object(own) = own else { continue };
         all.extend(own.into_iter().filter(|(_, value)| !is_empty(value)));
     }
     Value::Object(all)
@@ -92,6 +103,34 @@ fn is_empty(value: &Value) -> bool {
         Value::Object(map) => map.is_empty(),
         _ => false,
     }
+}
+
+fn managers(config: &ManagersConfig) -> Value {
+    let pinning = |policy: Pinning, none: &'static str, pinned: &'static str| match policy {
+        Pinning::None => none,
+        Pinning::Static => pinned,
+    };
+    let reserved = config.reserved_memory.iter().map(|(node, limits)| {
+        let limits: Map<String, Value> = limits
+            .iter()
+            .map(|(resource, bytes)| (resource.clone(), json!(bytes.to_string())))
+            .collect();
+        json!({"numaNode": node, "limits": limits})
+    });
+    json!({
+        "cpuManagerPolicy": pinning(config.cpu_policy, "none", "static"),
+        "cpuManagerPolicyOptions": config.cpu_options.to_map(),
+        "cpuManagerReconcilePeriod": go_duration(config.reconcile_period),
+        "reservedSystemCPUs": config.reserved_cpus.to_string(),
+        "memoryManagerPolicy": pinning(config.memory_policy, "None", "Static"),
+        "reservedMemory": reserved.collect::<Vec<_>>(),
+        "topologyManagerPolicy": config.topology_policy.as_str(),
+        "topologyManagerScope": match config.scope {
+            Scope::Container => "container",
+            Scope::Pod => "pod",
+        },
+        "topologyManagerPolicyOptions": config.topology_options.to_map(),
+    })
 }
 
 type Amounts = Map<String, Value>;

@@ -15,10 +15,12 @@ use serde_json::Value;
 use skiff_meta::quantity::Quantity;
 
 use crate::config::NodeConfig;
-use crate::durations::parse_go_duration;
+use crate::durations::{go_duration, parse_go_duration};
+use crate::node_shutdown::{NodeShutdownConfig, ShutdownPeriod};
 use crate::pressure::{ImageLimits, ThresholdFlags, Thresholds};
 use crate::pull_records::VerificationPolicy;
 use crate::sysctls::AllowedSysctls;
+use crate::topology::ManagerFlags;
 
 pub(crate) use effective::effective;
 
@@ -88,6 +90,7 @@ pub struct KubeletConfiguration {
     pub container_log_max_size: Option<String>,
     pub container_log_max_files: Option<usize>,
     pub container_log_monitor_interval: Option<String>,
+    pub volume_stats_agg_period: Option<String>,
     pub kube_reserved: BTreeMap<String, String>,
     pub system_reserved: BTreeMap<String, String>,
     pub allowed_unsafe_sysctls: Vec<String>,
@@ -95,6 +98,27 @@ pub struct KubeletConfiguration {
     pub crash_loop_back_off: CrashLoopBackOff,
     pub image_pull_credentials_verification_policy: Option<String>,
     pub preloaded_images_verification_allowlist: Vec<String>,
+    pub shutdown_grace_period: Option<String>,
+    pub shutdown_grace_period_critical_pods: Option<String>,
+    pub shutdown_grace_period_by_pod_priority: Vec<ShutdownPeriod>,
+    pub cpu_manager_policy: Option<String>,
+    pub cpu_manager_policy_options: BTreeMap<String, String>,
+    pub cpu_manager_reconcile_period: Option<String>,
+    #[serde(rename = "reservedSystemCPUs")]
+    pub reserved_system_cpus: Option<String>,
+    pub memory_manager_policy: Option<String>,
+    pub reserved_memory: Vec<MemoryReservation>,
+    pub topology_manager_policy: Option<String>,
+    pub topology_manager_scope: Option<String>,
+    pub topology_manager_policy_options: BTreeMap<String, String>,
+}
+
+/// Of one NUMA node.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct MemoryReservation {
+    pub numa_node: u32,
+    pub limits: BTreeMap<String, String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
@@ -104,7 +128,7 @@ pub struct CrashLoopBackOff {
 }
 
 /// The same, by their names in the file.
-const ACTED_ON: [&str; 32] = [
+const ACTED_ON: [&str; 45] = [
     "staticPodPath",
     "staticPodURL",
     "staticPodURLHeader",
@@ -130,6 +154,7 @@ const ACTED_ON: [&str; 32] = [
     "containerLogMaxSize",
     "containerLogMaxFiles",
     "containerLogMonitorInterval",
+    "volumeStatsAggPeriod",
     "kubeReserved",
     "systemReserved",
     "allowedUnsafeSysctls",
@@ -137,6 +162,18 @@ const ACTED_ON: [&str; 32] = [
     "crashLoopBackOff",
     "imagePullCredentialsVerificationPolicy",
     "preloadedImagesVerificationAllowlist",
+    "shutdownGracePeriod",
+    "shutdownGracePeriodCriticalPods",
+    "shutdownGracePeriodByPodPriority",
+    "cpuManagerPolicy",
+    "cpuManagerPolicyOptions",
+    "cpuManagerReconcilePeriod",
+    "reservedSystemCPUs",
+    "memoryManagerPolicy",
+    "reservedMemory",
+    "topologyManagerPolicy",
+    "topologyManagerScope",
+    "topologyManagerPolicyOptions",
 ];
 
 impl KubeletConfiguration {
@@ -237,6 +274,15 @@ impl KubeletConfiguration {
             }
             config.container_log_monitor_interval = interval;
         }
+        // COMPAT: 0 is the default, and a negative period turns measuring off.
+        match &self.volume_stats_agg_period {
+            Some(text) if text.starts_with('-') => config.volume_stats_agg_period = Duration::ZERO,
+            period => {
+                if let Some(period) = positive("volumeStatsAggPeriod", period.as_ref())? {
+                    config.volume_stats_agg_period = period;
+                }
+            }
+        }
         let longest = &self.crash_loop_back_off.max_container_restart_period;
         if let Some(longest) = positive("crashLoopBackOff.maxContainerRestartPeriod", longest.as_ref())? {
             if longest < Duration::from_secs(1) || longest > Duration::from_secs(300) {
@@ -260,7 +306,9 @@ impl KubeletConfiguration {
                 config.reserved.add(name, resource, amount)?;
             }
         }
+        self.apply_managers(config)?;
         self.apply_verification(config)?;
+        self.apply_shutdown(config)?;
         self.apply_images(config)?;
         self.apply_thresholds(config)
     }
@@ -285,6 +333,31 @@ impl KubeletConfiguration {
         Ok(())
     }
 
+    fn apply_managers(&self, config: &mut NodeConfig) -> Result<(), Error> {
+        // An empty text is none, as upstream.
+        let text = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+        let reserved = { self.reserved_memory.iter() }.flat_map(|one| {
+            let limits = one.limits.iter();
+            limits.map(|(resource, amount)| (one.numa_node, resource.clone(), amount.clone()))
+        });
+        let flags = ManagerFlags {
+            cpu_policy: text(&self.cpu_manager_policy),
+            cpu_options: self.cpu_manager_policy_options.clone(),
+            reconcile_period: positive(
+                "cpuManagerReconcilePeriod",
+                self.cpu_manager_reconcile_period.as_ref(),
+            )?,
+            reserved_cpus: text(&self.reserved_system_cpus),
+            memory_policy: text(&self.memory_manager_policy),
+            reserved_memory: reserved.collect(),
+            topology_policy: text(&self.topology_manager_policy),
+            topology_scope: text(&self.topology_manager_scope),
+            topology_options: self.topology_manager_policy_options.clone(),
+        };
+        let applied = flags.apply(&mut config.managers);
+        applied.map_err(|(name, why)| field(name, why))
+    }
+
     fn apply_verification(&self, config: &mut NodeConfig) -> Result<(), Error> {
         let list = &self.preloaded_images_verification_allowlist;
         let policy = self.image_pull_credentials_verification_policy.as_deref();
@@ -302,6 +375,43 @@ impl KubeletConfiguration {
                 return Err(field("imagePullCredentialsVerificationPolicy", why));
             }
         };
+        Ok(())
+    }
+
+    fn apply_shutdown(&self, config: &mut NodeConfig) -> Result<(), Error> {
+        let of = |name: &str, text: Option<&String>| -> Result<Duration, Error> {
+            let time = positive(name, text)?.unwrap_or_default();
+            if !time.is_zero() && time < Duration::from_secs(1) {
+                return Err(field(name, "must be either zero or otherwise >= 1 sec"));
+            }
+            Ok(time)
+        };
+        let whole = of("shutdownGracePeriod", self.shutdown_grace_period.as_ref())?;
+        let critical = of(
+            "shutdownGracePeriodCriticalPods",
+            self.shutdown_grace_period_critical_pods.as_ref(),
+        )?;
+        if critical > whole {
+            let why = format!(
+                "{} must be <= shutdownGracePeriod {}",
+                go_duration(critical),
+                go_duration(whole)
+            );
+            return Err(field("shutdownGracePeriodCriticalPods", why));
+        }
+        let mut periods = self.shutdown_grace_period_by_pod_priority.clone();
+        if periods.is_empty() {
+            periods = NodeShutdownConfig::two_groups(whole, critical);
+        } else if !whole.is_zero() {
+            let why = "cannot be specified together with shutdownGracePeriod";
+            return Err(field("shutdownGracePeriodByPodPriority", why));
+        }
+        if periods.iter().any(|one| one.shutdown_grace_period_seconds < 0) {
+            let why = "shutdownGracePeriodSeconds must not be negative";
+            return Err(field("shutdownGracePeriodByPodPriority", why));
+        }
+        periods.sort_by_key(|one| one.priority);
+        config.node_shutdown.periods = periods;
         Ok(())
     }
 

@@ -22,6 +22,9 @@ fn what_the_file_says_is_done() {
          imageGCHighThresholdPercent: 70\nimageGCLowThresholdPercent: 60\ncontainerLogMaxSize: 1Mi\n\
          containerLogMaxFiles: 3\nkubeReserved: {cpu: 200m, memory: 1Gi}\nsystemReserved: {cpu: '1'}\n\
          clusterDNS: [10.0.0.10]\nevictionHard: {memory.available: 200Mi}\nserializeImagePulls: true\n\
+         cpuManagerPolicy: static\ncpuManagerPolicyOptions: {full-pcpus-only: 'true'}\nreservedSystemCPUs: 0-1\n\
+         memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]\n\
+         topologyManagerPolicy: restricted\ntopologyManagerScope: pod\ncpuManagerReconcilePeriod: 5s\n\
          crashLoopBackOff: {maxContainerRestartPeriod: 20s}\nimagePullCredentialsVerificationPolicy: AlwaysVerify\nallowedUnsafeSysctls: [kernel.msg*]\n",
     )
     .unwrap();
@@ -44,7 +47,23 @@ fn what_the_file_says_is_done() {
     assert_eq!(config.max_container_restart_period, Duration::from_secs(20));
     assert_eq!(config.thresholds.list.len(), 1);
     assert_eq!(config.image_verification, VerificationPolicy::All);
+    assert_eq!(config.managers.reserved_cpus.len(), 2);
     let shown = effective(&config, 10250);
+    assert_eq!(shown["cpuManagerPolicy"], "static");
+    assert_eq!(
+        shown["cpuManagerPolicyOptions"],
+        json!({"full-pcpus-only": "true"})
+    );
+    assert_eq!(shown["cpuManagerReconcilePeriod"], "5s");
+    assert_eq!(shown["reservedSystemCPUs"], "0-1");
+    assert_eq!(
+        shown["reservedMemory"],
+        json!([{"numaNode": 0, "limits": {"memory": "1073741824"}}])
+    );
+    assert_eq!(
+        (&shown["topologyManagerPolicy"], &shown["topologyManagerScope"]),
+        (&json!("restricted"), &json!("pod"))
+    );
     assert_eq!(shown["evictionHard"], json!({"memory.available": "200Mi"}));
     assert_eq!(shown["staticPodURLHeader"], json!({"x-a": ["<masked>"]}));
     assert_eq!(shown["maxPods"], 7);
@@ -70,7 +89,27 @@ fn what_is_refused() {
         "authentication: skiff does not act",
     );
     check("featureGates: {Some: true}\n", "featureGates: ");
-    check("shutdownGracePeriod: 30s\n", "shutdownGracePeriod: ");
+    check(
+        "shutdownGracePeriod: 500ms\n",
+        "shutdownGracePeriod: must be either zero or otherwise >= 1 sec",
+    );
+    check(
+        "shutdownGracePeriod: 10s\nshutdownGracePeriodCriticalPods: 20s\n",
+        "shutdownGracePeriodCriticalPods: 20s must be <= shutdownGracePeriod 10s",
+    );
+    check(
+        "shutdownGracePeriodCriticalPods: 1s\n",
+        "must be <= shutdownGracePeriod 0s",
+    );
+    check(
+        "shutdownGracePeriod: 10s\nshutdownGracePeriodByPodPriority: [{priority: 1}]\n",
+        "shutdownGracePeriodByPodPriority: cannot be specified together",
+    );
+    check(
+        "shutdownGracePeriodByPodPriority: [{priority: 1, shutdownGracePeriodSeconds: -1}]\n",
+        "must not be negative",
+    );
+    check("shutdownGracePeriodByPodPriority: [{prio: 1}]\n", "prio");
     check(
         "imageMaximumGCAge: 1s\n",
         "must be greater than imageMinimumGCAge",
@@ -87,6 +126,22 @@ fn what_is_refused() {
     );
     check("fileCheckFrequency: often\n", "fileCheckFrequency: ");
     check(
+        "cpuManagerPolicy: dynamic\n",
+        "cpuManagerPolicy: unknown policy: \"dynamic\"",
+    );
+    check(
+        "reservedSystemCPUs: some\n",
+        "reservedSystemCPUs: \"some\" is not the number of a CPU",
+    );
+    check(
+        "topologyManagerScope: node\n",
+        "topologyManagerScope: \"node\" must be one of: \"container\", or \"pod\"",
+    );
+    check(
+        "reservedMemory: [{numaNode: 0, limit: {}}]\n",
+        "strict decoding error: ",
+    );
+    check(
         "crashLoopBackOff: {maxContainerRestartPeriod: 1h}\n",
         "between 1s and 300s",
     );
@@ -96,6 +151,28 @@ fn what_is_refused() {
     assert!(
         error.starts_with("no kind \"Pod\" is registered for version \"v1\""),
         "{error}"
+    );
+}
+
+#[test]
+fn periods_of_a_shutdown() {
+    let periods = |text: &str| -> Vec<(i32, i64)> {
+        let list = applied(text).unwrap().node_shutdown.periods;
+        list.iter()
+            .map(|one| (one.priority, one.shutdown_grace_period_seconds))
+            .collect()
+    };
+    assert_eq!(periods("shutdownGracePeriod: 0s\n"), []);
+    assert_eq!(
+        periods("shutdownGracePeriod: 1m\nshutdownGracePeriodCriticalPods: 10s\n"),
+        [(0, 50), (2_000_000_000, 10)]
+    );
+    let text = "shutdownGracePeriodByPodPriority:\n- {priority: 9, shutdownGracePeriodSeconds: 3}\n- {priority: -1, shutdownGracePeriodSeconds: 5}\n";
+    assert_eq!(periods(text), [(-1, 5), (9, 3)]);
+    let shown = effective(&applied(text).unwrap(), 10250);
+    assert_eq!(
+        shown["shutdownGracePeriodByPodPriority"][1],
+        json!({"priority": 9, "shutdownGracePeriodSeconds": 3})
     );
 }
 

@@ -95,6 +95,23 @@ pub fn choose(
     })
 }
 
+/// Devices near the rest of what the container has come first: the plugin chooses among them if they are more than enough;
+/// else all of them are chosen, and the plugin chooses the rest. Returns what [`complete`] needs.
+pub fn prefer_near(
+    mut chosen: BTreeSet<String>,
+    available: BTreeSet<String>,
+    more: usize,
+    near: BTreeSet<String>,
+) -> (BTreeSet<String>, BTreeSet<String>, usize) {
+    if near.len() > more {
+        return (chosen, near, more);
+    }
+    let rest = &available - &near;
+    let left = more - near.len();
+    chosen.extend(near);
+    (chosen, rest, left)
+}
+
 /// The preferred ones first, then any.
 pub fn complete(
     mut chosen: BTreeSet<String>,
@@ -188,6 +205,12 @@ mod tests {
             &["a"],
             Err("pod \"u\" container \"c\" changed request for resource \"example.com/x\" from 1 to 2"),
         );
+        let near =
+            |near: &[&str], more: usize| prefer_near(set(&["z"]), set(&["a", "b", "c"]), more, set(near));
+        assert_eq!(near(&[], 1), (set(&["z"]), set(&["a", "b", "c"]), 1));
+        assert_eq!(near(&["b", "c"], 1), (set(&["z"]), set(&["b", "c"]), 1));
+        assert_eq!(near(&["b"], 2), (set(&["z", "b"]), set(&["a", "c"]), 1));
+        assert_eq!(near(&["b"], 1), (set(&["z", "b"]), set(&["a", "c"]), 0));
         let nothing = BTreeSet::new();
         let wanted = Wanted {
             uid: "u",

@@ -2,6 +2,7 @@
 //! container needs to use them. What was allocated is on disk, and stays the pod's until the pod has ended.
 
 mod choose;
+mod hints;
 mod plugin;
 mod record;
 mod server;
@@ -16,13 +17,17 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::metrics::Metrics;
 use crate::plugin_registry::PluginHandler;
 use crate::pods;
-use crate::resources::{ResourceList, is_sidecar, value};
-use choose::{Choice, Devices, Wanted, choose, complete};
+use crate::resources::{ResourceList, value};
+use crate::topology::{Mask, containers};
+use choose::{Choice, Devices, Wanted, choose, complete, prefer_near};
+use hints::mask_of;
 use plugin::Plugin;
 use record::{Allocation, Record};
 
+pub use hints::Reusable;
 pub use record::{DeviceNode, HostMount};
 
 /// The type that device plugins register with.
@@ -59,6 +64,7 @@ pub struct DevicePlugins {
     pub changed: Notify,
     /// Something changed that pods' statuses show.
     pub health_changed: Notify,
+    metrics: Option<Arc<Metrics>>,
 }
 
 /// What a container gets of its devices.
@@ -81,6 +87,13 @@ pub struct Holding {
 
 impl DevicePlugins {
     /// With what an earlier process allocated.
+    pub fn with_metrics(self, metrics: Arc<Metrics>) -> Self {
+        DevicePlugins {
+            metrics: Some(metrics),
+            ..self
+        }
+    }
+
     pub fn restored(root: &std::path::Path) -> Self {
         let file = root.join("device_allocations.json");
         let record = Record::load(&file).unwrap_or_else(|error| {
@@ -106,6 +119,7 @@ impl DevicePlugins {
             allocating: tokio::sync::Mutex::default(),
             changed: Notify::new(),
             health_changed: Notify::new(),
+            metrics: None,
         }
     }
 
@@ -147,36 +161,42 @@ impl DevicePlugins {
 
     /// Gives the pod's containers their devices. What they have already stays as it is. The error is for the pod's status.
     pub async fn allocate(&self, pod: &Pod) -> Result<(), String> {
-        let Some(spec) = &pod.spec else { return Ok(()) };
-        let init = spec.init_containers.iter().flatten();
-        let containers: Vec<(&Container, bool)> = init
-            .map(|container| (container, !is_sidecar(container)))
-            .chain(spec.containers.iter().map(|container| (container, false)))
-            .collect();
-        if containers
-            .iter()
-            .all(|(container, _)| self.wanted(pod, container).is_empty())
-        {
+        let mut reusable = Reusable::new();
+        for container in containers(pod) {
+            self.allocate_container(pod, container, None, &mut reusable)
+                .await?;
+        }
+        Ok(())
+    }
+
+    /// The same for one container, with whether it ends before the next one starts; devices at these NUMA nodes first.
+    pub async fn allocate_container(
+        &self,
+        pod: &Pod,
+        (container, ends_early): (&Container, bool),
+        nodes: Option<Mask>,
+        reusable: &mut Reusable,
+    ) -> Result<(), String> {
+        let wanted = self.wanted(pod, container);
+        if wanted.is_empty() {
             return Ok(());
         }
         let _turn = self.allocating.lock().await;
-        let mut reusable: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-        for (container, ends_early) in containers {
-            for (resource, amount) in self.wanted(pod, container) {
-                let reuse = reusable.entry(resource.clone()).or_default();
-                self.allocate_one(pods::uid(pod), &container.name, &resource, amount, reuse)
-                    .await?;
-                let state = self.state.lock();
-                let has = state.record.of_container(pods::uid(pod), &container.name);
-                let devices = has
-                    .and_then(|has| has.get(&resource))
-                    .map(|one| one.devices.clone());
-                for device in devices.into_iter().flatten() {
-                    if ends_early {
-                        reuse.insert(device);
-                    } else {
-                        reuse.remove(&device);
-                    }
+        for (resource, amount) in wanted {
+            let reuse = reusable.entry(resource.clone()).or_default();
+            let (uid, name) = (pods::uid(pod), container.name.as_str());
+            self.allocate_one((uid, name), (&resource, amount), nodes, reuse)
+                .await?;
+            let state = self.state.lock();
+            let has = state.record.of_container(uid, name);
+            let devices = has
+                .and_then(|has| has.get(&resource))
+                .map(|one| one.devices.clone());
+            for device in devices.into_iter().flatten() {
+                if ends_early {
+                    reuse.insert(device);
+                } else {
+                    reuse.remove(&device);
                 }
             }
         }
@@ -185,13 +205,12 @@ impl DevicePlugins {
 
     async fn allocate_one(
         &self,
-        uid: &str,
-        container: &str,
-        resource: &str,
-        amount: usize,
+        (uid, container): (&str, &str),
+        (resource, amount): (&str, usize),
+        nodes: Option<Mask>,
         reusable: &BTreeSet<String>,
     ) -> Result<(), String> {
-        let (choice, plugin) = {
+        let (choice, near, plugin) = {
             let state = self.state.lock();
             let known = state.resources.get(resource);
             let has = state.record.of_container(uid, container);
@@ -205,7 +224,17 @@ impl DevicePlugins {
             };
             let devices = known.map(|known| &known.devices);
             let choice = choose(&wanted, devices, &state.record.in_use(resource))?;
-            (choice, known.and_then(|known| known.plugin.clone()))
+            let is_near = |id: &String| {
+                let at = devices.and_then(|devices| mask_of(devices, id));
+                nodes.zip(at).is_some_and(|(nodes, at)| nodes.intersects(at))
+            };
+            let near: BTreeSet<String> = match &choice {
+                Choice::Among { available, .. } => {
+                    available.iter().filter(|id| is_near(id)).cloned().collect()
+                }
+                _ => BTreeSet::new(),
+            };
+            (choice, near, known.and_then(|known| known.plugin.clone()))
         };
         let missing = || format!("unknown Device Plugin {resource}");
         let devices = match choice {
@@ -217,12 +246,22 @@ impl DevicePlugins {
                 more,
             } => {
                 let plugin = plugin.as_ref().ok_or_else(missing)?;
-                let preferred = plugin.preferred(&available, &chosen, amount).await?;
-                complete(chosen, &available, more, &preferred)
+                let (chosen, available, more) = prefer_near(chosen, available, more, near);
+                match more {
+                    0 => chosen,
+                    more => {
+                        let preferred = plugin.preferred(&available, &chosen, amount).await?;
+                        complete(chosen, &available, more, &preferred)
+                    }
+                }
             }
         };
         let plugin = plugin.ok_or_else(missing)?;
+        let began = Instant::now();
         let answer = plugin.allocate(&devices).await?;
+        if let Some(metrics) = &self.metrics {
+            metrics.actions.devices_allocated(resource, began.elapsed());
+        }
         let mut state = self.state.lock();
         let known = state.resources.get(resource).map(|known| &known.devices);
         let numa = devices.iter().filter_map(|id| {

@@ -129,6 +129,9 @@ pub async fn connect(
         prefers: options.get_preferred_allocation_available,
         stop,
     })?;
+    if let Some(metrics) = &plugins.metrics {
+        metrics.actions.plugin_registered(resource);
+    }
     let (plugins, resource) = (plugins.clone(), resource.to_owned());
     tracing::info!(resource, "a device plugin registered");
     tokio::spawn(async move {

@@ -2,8 +2,12 @@
 //! for the longest time, until it is not.
 
 use std::collections::{HashMap, HashSet};
-use std::time::{Duration, Instant};
+use std::io;
+use std::path::PathBuf;
+use std::time::Duration;
 
+use k8s_openapi::jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 use skiff_cri::v1;
 
 use super::thresholds::Observation;
@@ -35,22 +39,54 @@ impl Default for ImageLimits {
     }
 }
 
-/// When an image was first seen and last used, as far as this process knows.
-#[derive(Clone, Copy, Debug)]
+/// When an image was first seen and last used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Seen {
-    first: Instant,
-    used: Instant,
+    first: Timestamp,
+    used: Timestamp,
 }
 
+/// What is known of images, also by earlier lives of this node.
 #[derive(Debug, Default)]
-pub struct ImageHistory(HashMap<String, Seen>);
+pub struct ImageHistory {
+    seen: HashMap<String, Seen>,
+    /// `None`: it is not kept.
+    file: Option<PathBuf>,
+}
 
 impl ImageHistory {
+    pub fn restored(file: PathBuf) -> Self {
+        let read = std::fs::read(&file).and_then(|bytes| Ok(serde_json::from_slice(&bytes)?));
+        let seen = match read {
+            Ok(seen) => seen,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => HashMap::new(),
+            Err(error) => {
+                tracing::warn!(%error, file = %file.display(), "cannot read when images were last used");
+                HashMap::new()
+            }
+        };
+        ImageHistory {
+            seen,
+            file: Some(file),
+        }
+    }
+
+    fn save(&self) {
+        let Some(file) = &self.file else { return };
+        let saved = serde_json::to_vec(&self.seen)
+            .map_err(io::Error::from)
+            .and_then(|bytes| skiff_fs::write_atomically(file, &bytes, 0o644));
+        if let Err(error) = saved {
+            tracing::warn!(%error, file = %file.display(), "cannot keep when images were last used");
+        }
+    }
+
     /// Takes note of the images that there are, and of those that are in use.
-    fn note(&mut self, images: &[v1::Image], used: &HashSet<String>, now: Instant) {
-        self.0.retain(|id, _| images.iter().any(|image| image.id == *id));
+    fn note(&mut self, images: &[v1::Image], used: &HashSet<String>, now: Timestamp) {
+        self.seen
+            .retain(|id, _| images.iter().any(|image| image.id == *id));
         for image in images {
-            let seen = self.0.entry(image.id.clone()).or_insert(Seen {
+            let seen = self.seen.entry(image.id.clone()).or_insert(Seen {
                 first: now,
                 used: now,
             });
@@ -66,21 +102,26 @@ impl ImageHistory {
         images: &'a [v1::Image],
         used: &HashSet<String>,
         least_age: Duration,
-        now: Instant,
+        now: Timestamp,
     ) -> Vec<(&'a v1::Image, Duration)> {
         let mut unused: Vec<(&v1::Image, Seen)> = images
             .iter()
             .filter(|image| !image.pinned && !used.contains(&image.id))
-            .filter_map(|image| Some((image, *self.0.get(&image.id)?)))
-            .filter(|(_, seen)| now.saturating_duration_since(seen.first) >= least_age)
+            .filter_map(|image| Some((image, *self.seen.get(&image.id)?)))
+            .filter(|(_, seen)| between(seen.first, now) >= least_age)
             .collect();
         unused.sort_by_key(|(_, seen)| (seen.used, seen.first));
-        let idle = |seen: Seen| now.saturating_duration_since(seen.used);
+        let idle = |seen: Seen| between(seen.used, now);
         unused
             .into_iter()
             .map(|(image, seen)| (image, idle(seen)))
             .collect()
     }
+}
+
+/// Nothing where the clock was set back.
+fn between(earlier: Timestamp, later: Timestamp) -> Duration {
+    Duration::try_from(later.duration_since(earlier)).unwrap_or_default()
 }
 
 /// How many bytes must go so that the disk is as full as it may be.
@@ -97,8 +138,9 @@ fn excess(disk: Observation, limits: &ImageLimits) -> i64 {
 }
 
 impl Kubelet {
-    /// Removes images by the clock: what the disk asks for, and what is too old.
-    pub(super) async fn collect_images(&self, disk: Option<Observation>) {
+    /// Removes images by the clock: what the disk asks for, and what is too old. Not the latter right after a start: a
+    /// machine that was off for long is about to start its pods.
+    pub(super) async fn collect_images(&self, disk: Option<Observation>, is_first: bool) {
         let limits = self.config.image_limits;
         let wanted = disk.map_or(0, |disk| excess(disk, &limits));
         let Ok(unused) = self.unused_images(limits.least_age).await else {
@@ -106,7 +148,7 @@ impl Kubelet {
         };
         let mut freed = 0;
         for (image, idle) in unused {
-            let too_old = limits.most_age.is_some_and(|most| idle > most);
+            let too_old = !is_first && limits.most_age.is_some_and(|most| idle > most);
             if freed >= wanted && !too_old {
                 continue;
             }
@@ -142,9 +184,10 @@ impl Kubelet {
         self.images
             .records
             .keep_only(&images.iter().map(|image| image.id.clone()).collect());
-        let now = Instant::now();
+        let now = Timestamp::now();
         let mut history = self.image_history.lock();
         history.note(&images, &used, now);
+        history.save();
         let unused = history.unused(&images, &used, least_age, now);
         Ok(unused
             .into_iter()
@@ -215,11 +258,16 @@ mod tests {
         };
         let images = [image("a"), image("b"), image("c"), pinned];
         let used = |ids: &[&str]| -> HashSet<String> { ids.iter().map(|id| (*id).to_owned()).collect() };
-        let start = Instant::now();
+        let start = Timestamp::from_second(1_000_000).unwrap();
         let after = |seconds: u64| start + Duration::from_secs(seconds);
-        let mut history = ImageHistory::default();
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("image_history");
+        let mut history = ImageHistory::restored(file.clone());
         history.note(&images[..2], &used(&["a", "b"]), start);
         history.note(&images, &used(&["b"]), after(100));
+        // Another life knows the same.
+        history.save();
+        let mut history = ImageHistory::restored(file.clone());
         history.note(&images, &used(&["c"]), after(200));
         let unused = |used: &HashSet<String>, at: u64| -> Vec<String> {
             let unused = history.unused(&images, used, Duration::from_secs(120), after(at));
@@ -230,7 +278,10 @@ mod tests {
         assert_eq!(unused(&used(&[]), 220), ["a", "b", "c"]);
         assert_eq!(unused(&used(&["a", "b", "c"]), 220), Vec::<String>::new());
         history.note(&images[..1], &used(&[]), after(300));
-        assert_eq!(history.0.len(), 1, "what is gone is forgotten");
+        assert_eq!(history.seen.len(), 1, "what is gone is forgotten");
+        assert_eq!(between(after(9), start), Duration::ZERO);
+        std::fs::write(&file, "{").unwrap();
+        assert!(ImageHistory::restored(file).seen.is_empty());
     }
 
     #[test]

@@ -1,7 +1,8 @@
 //! The node is short of memory, disk or processes: it says so in its conditions, takes no more pods that would make it
-//! worse, removes what nobody needs, and at last ends pods, one at a time.
+//! worse, removes what nobody needs (containers that have ended, then images), and at last ends pods, one at a time.
 
 mod image_gc;
+mod notify;
 mod rank;
 mod signals;
 mod thresholds;
@@ -27,6 +28,7 @@ use crate::preemption::is_critical;
 use crate::resources::{QosClass, qos_class};
 use crate::status::whole_seconds;
 use rank::Usage;
+use signals::PodMemory;
 use thresholds::{History, Observations, Threshold};
 
 /// How often the node looks at what it has.
@@ -68,10 +70,12 @@ impl Kubelet {
         self.pods.synced().await;
         let images = self.image_folder().await;
         let mut history = History::default();
+        let thresholds = self.config.thresholds.with_allocatable();
+        let mut memory_pressure = notify::MemoryPressure::watch();
         let mut images_at: Option<Instant> = None;
         loop {
             let observed = self.observe_signals(images.clone()).await;
-            let due = history.look(&self.config.thresholds, &observed, Instant::now());
+            let due = history.look(&thresholds, &observed, Instant::now());
             let conditions = history.conditions();
             self.pressure.send_if_modified(|before| {
                 let news = *before != conditions;
@@ -79,7 +83,8 @@ impl Kubelet {
                 news
             });
             if images_at.is_none_or(|at| at.elapsed() >= IMAGES) {
-                self.collect_images(observed.get(&Signal::ImageFs).copied()).await;
+                let disk = observed.get(&Signal::ImageFs).copied();
+                self.collect_images(disk, images_at.is_none()).await;
                 images_at = Some(Instant::now());
             }
             if let Some(threshold) = due.first()
@@ -90,6 +95,7 @@ impl Kubelet {
             }
             tokio::select! {
                 () = self.shutdown.cancelled() => return,
+                () = memory_pressure.rises() => {}
                 () = tokio::time::sleep(LOOK) => {}
             }
         }
@@ -111,10 +117,16 @@ impl Kubelet {
 
     async fn observe_signals(&self, images: Option<PathBuf>) -> Observations {
         let (memory, node_fs) = (self.machine.memory, self.config.data_dir.clone());
+        let pods = self.cgroups.memory_of_pods().map(|cgroup| PodMemory {
+            allocatable: (memory - self.config.reserved.memory).max(0),
+            cgroup,
+        });
         // A filesystem that does not answer must not hold up the runtime's threads.
-        tokio::task::spawn_blocking(move || signals::observe(memory, &node_fs, images.as_deref()))
-            .await
-            .unwrap_or_default()
+        tokio::task::spawn_blocking(move || {
+            signals::observe(memory, pods.as_ref(), &node_fs, images.as_deref())
+        })
+        .await
+        .unwrap_or_default()
     }
 
     /// Does something about the shortage; whether a pod was ended.
@@ -130,12 +142,16 @@ impl Kubelet {
         self.recorder
             .event(&node, "Warning", "EvictionThresholdMet", message);
         if signal.condition() == Condition::Disk {
+            let is_enough = |now: Observations| {
+                now.get(&signal)
+                    .is_some_and(|one| one.available >= threshold.amount.of(one.capacity))
+            };
+            self.collect_containers(true).await;
+            if is_enough(self.observe_signals(images.clone()).await) {
+                return false;
+            }
             self.remove_unused_images().await;
-            let now = self.observe_signals(images).await;
-            let enough = now
-                .get(&signal)
-                .is_some_and(|one| one.available >= threshold.amount.of(one.capacity));
-            if enough {
+            if is_enough(self.observe_signals(images).await) {
                 return false;
             }
         }
@@ -158,6 +174,7 @@ impl Kubelet {
             Some(_) => self.config.thresholds.max_pod_grace.min(own).max(eviction::GRACE),
         };
         self.evict(state, why, grace);
+        self.metrics.actions.evicted(signal.as_str());
         let deadline = Instant::now() + CLEAN_UP + Duration::from_secs(grace.unsigned_abs());
         while !state.is_terminal() && Instant::now() < deadline && !self.shutdown.is_cancelled() {
             tokio::time::sleep(CLEAN_UP_POLL).await;
@@ -178,7 +195,7 @@ impl Kubelet {
             observed_generation: pod.metadata.generation,
             last_probe_time: None,
         });
-        state.set_evict_grace(grace);
+        state.limit_end_grace(grace);
         state.fail(eviction::REASON, why);
         state.terminate.cancel();
         state.wake.notify_one();
@@ -215,10 +232,11 @@ impl Kubelet {
                     .containers
                     .iter()
                     .filter_map(|(name, _, layer)| Some((name.clone(), u64::try_from((*layer)?).ok()?)));
-                let (kubelet, pod, uid) = (self.clone(), state.pod(), state.uid.clone());
+                let (kubelet, pod) = (self.clone(), state.pod());
                 let layers = layers.collect();
-                let walked = tokio::task::spawn_blocking(move || kubelet.measure(&pod, &uid, layers));
+                let walked = tokio::task::spawn_blocking(move || kubelet.measure(&pod, layers));
                 if let Ok(measured) = walked.await {
+                    usage.inodes = Some(amount(measured.inodes).saturating_add(usage.inodes.unwrap_or(0)));
                     usage.disk = Some(amount(measured.total()));
                     for (name, _, disk) in &mut usage.containers {
                         *disk = measured.containers.get(name).map(|used| amount(*used));

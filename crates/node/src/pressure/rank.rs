@@ -52,7 +52,7 @@ impl From<&PodUsage> for Usage {
 impl Usage {
     fn of(&self, signal: Signal) -> Option<i64> {
         match signal {
-            Signal::Memory => self.memory,
+            Signal::Memory | Signal::AllocatableMemory => self.memory,
             Signal::NodeFs | Signal::ImageFs => self.disk,
             Signal::NodeFsInodes | Signal::ImageFsInodes => self.inodes,
             Signal::Pids => self.processes,
@@ -62,7 +62,9 @@ impl Usage {
 
 fn request(signal: Signal, pod: &Pod) -> i64 {
     match signal {
-        Signal::Memory | Signal::NodeFs | Signal::ImageFs => pod_requests(pod).get(signal.resource()),
+        Signal::Memory | Signal::AllocatableMemory | Signal::NodeFs | Signal::ImageFs => {
+            pod_requests(pod).get(signal.resource())
+        }
         _ => 0,
     }
 }
@@ -89,7 +91,7 @@ pub fn message(threshold: &Threshold, observed: Option<Observation>, pod: &Pod, 
     let mut message = format!("The node was low on resource: {resource}. ");
     let in_bytes = matches!(
         threshold.signal,
-        Signal::Memory | Signal::NodeFs | Signal::ImageFs
+        Signal::Memory | Signal::AllocatableMemory | Signal::NodeFs | Signal::ImageFs
     );
     let shown = |amount: i64| match in_bytes {
         true => Bytes(amount).to_string(),
@@ -105,7 +107,7 @@ pub fn message(threshold: &Threshold, observed: Option<Observation>, pod: &Pod, 
     }
     for (name, memory, disk) in &usage.containers {
         let used = match threshold.signal {
-            Signal::Memory => *memory,
+            Signal::Memory | Signal::AllocatableMemory => *memory,
             Signal::NodeFs | Signal::ImageFs => *disk,
             _ => None,
         };

@@ -3,11 +3,35 @@
 use std::path::Path;
 
 use super::thresholds::{Observation, Observations, Signal};
+use crate::cgroup_usage::CgroupMemory;
 use crate::machine;
 
+/// The memory that pods may have together, and where the kernel tells what they use.
+#[derive(Clone, Debug)]
+pub struct PodMemory {
+    pub allocatable: i64,
+    pub cgroup: CgroupMemory,
+}
+
 /// Reads all signals that can be read. `images` is where the runtime keeps images, if it said so.
-pub fn observe(memory_total: i64, node_fs: &Path, images: Option<&Path>) -> Observations {
+pub fn observe(
+    memory_total: i64,
+    pods: Option<&PodMemory>,
+    node_fs: &Path,
+    images: Option<&Path>,
+) -> Observations {
     let mut observed = Observations::new();
+    if let Some(pods) = pods
+        && let Some(used) = pods.cgroup.working_set()
+    {
+        let memory = Observation {
+            available: pods
+                .allocatable
+                .saturating_sub(i64::try_from(used).unwrap_or(i64::MAX)),
+            capacity: pods.allocatable,
+        };
+        observed.insert(Signal::AllocatableMemory, memory);
+    }
     let available = machine::memory_available();
     if available > 0 && memory_total > 0 {
         let memory = Observation {
@@ -65,7 +89,22 @@ mod tests {
 
     #[test]
     fn this_machine_has_some_of_everything() {
-        let observed = observe(1 << 40, Path::new("/"), Some(Path::new("/")));
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("memory.current"), "300\n").unwrap();
+        std::fs::write(dir.path().join("memory.stat"), "inactive_file 100\n").unwrap();
+        let pods = PodMemory {
+            allocatable: 1000,
+            cgroup: CgroupMemory {
+                is_v2: true,
+                folder: dir.path().to_owned(),
+            },
+        };
+        let observed = observe(1 << 40, Some(&pods), Path::new("/"), Some(Path::new("/")));
+        let expected = Observation {
+            available: 800,
+            capacity: 1000,
+        };
+        assert_eq!(observed[&Signal::AllocatableMemory], expected);
         for signal in [Signal::Memory, Signal::NodeFs, Signal::ImageFs, Signal::Pids] {
             let one = observed[&signal];
             assert!(
@@ -73,7 +112,7 @@ mod tests {
                 "{signal:?} {one:?}"
             );
         }
-        assert!(!observe(0, Path::new("/"), None).contains_key(&Signal::ImageFs));
+        assert!(!observe(0, None, Path::new("/"), None).contains_key(&Signal::ImageFs));
         assert_eq!(tasks("0.1 0.2 0.3 2/345 6789\n"), Some(345));
     }
 }

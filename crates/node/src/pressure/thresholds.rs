@@ -11,6 +11,8 @@ use skiff_meta::quantity::Quantity;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Signal {
     Memory,
+    /// What pods may have together.
+    AllocatableMemory,
     NodeFs,
     NodeFsInodes,
     ImageFs,
@@ -27,8 +29,9 @@ pub enum Condition {
 }
 
 impl Signal {
-    const ALL: [(&'static str, Signal); 6] = [
+    const ALL: [(&'static str, Signal); 7] = [
         ("memory.available", Signal::Memory),
+        ("allocatableMemory.available", Signal::AllocatableMemory),
         ("nodefs.available", Signal::NodeFs),
         ("nodefs.inodesFree", Signal::NodeFsInodes),
         ("imagefs.available", Signal::ImageFs),
@@ -43,7 +46,7 @@ impl Signal {
 
     pub fn condition(self) -> Condition {
         match self {
-            Signal::Memory => Condition::Memory,
+            Signal::Memory | Signal::AllocatableMemory => Condition::Memory,
             Signal::Pids => Condition::Pid,
             _ => Condition::Disk,
         }
@@ -52,7 +55,7 @@ impl Signal {
     /// The name of the resource in events.
     pub fn resource(self) -> &'static str {
         match self {
-            Signal::Memory => "memory",
+            Signal::Memory | Signal::AllocatableMemory => "memory",
             Signal::NodeFs | Signal::ImageFs => "ephemeral-storage",
             Signal::NodeFsInodes | Signal::ImageFsInodes => "inodes",
             Signal::Pids => "pids",
@@ -221,6 +224,20 @@ impl Thresholds {
         }
         all.max_pod_grace = flags.max_pod_grace;
         Ok(all)
+    }
+
+    /// With the threshold of what pods have together: as much as the node must have left, as upstream adds it.
+    pub fn with_allocatable(&self) -> Self {
+        let mut all = self.clone();
+        let is_given = all.list.iter().any(|one| one.signal == Signal::AllocatableMemory);
+        let hard = |one: &&Threshold| one.signal == Signal::Memory && one.grace.is_none();
+        if let Some(memory) = self.list.iter().find(hard).filter(|_| !is_given) {
+            all.list.push(Threshold {
+                signal: Signal::AllocatableMemory,
+                ..memory.clone()
+            });
+        }
+        all
     }
 
     /// What is kept back from pods, so that they do not run into a threshold that is acted on at once.
@@ -430,6 +447,35 @@ mod tests {
             let why = Thresholds::parse(&flags(hard, soft, grace)).unwrap_err();
             assert!(why.contains(expected), "{why}");
         }
+    }
+
+    #[test]
+    fn pods_have_a_threshold_of_their_own() {
+        let signals = |text: &str| -> Vec<(Signal, i64)> {
+            let all = Thresholds::parse(&flags(text, "", ""))
+                .unwrap()
+                .with_allocatable();
+            all.list
+                .iter()
+                .map(|one| (one.signal, one.amount.of(1000)))
+                .collect()
+        };
+        let (memory, allocatable) = (Signal::Memory, Signal::AllocatableMemory);
+        assert_eq!(
+            signals("memory.available<10%"),
+            [(memory, 100), (allocatable, 100)]
+        );
+        assert_eq!(
+            signals("memory.available<10%,allocatableMemory.available<20%"),
+            [(memory, 100), (allocatable, 200)]
+        );
+        assert_eq!(signals("pid.available<10"), [(Signal::Pids, 10)]);
+        let soft = Thresholds::parse(&flags(
+            "pid.available<1",
+            "memory.available<1",
+            "memory.available=1s",
+        ));
+        assert_eq!(soft.unwrap().with_allocatable().list.len(), 2);
     }
 
     #[test]

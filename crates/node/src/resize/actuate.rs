@@ -167,7 +167,7 @@ impl Kubelet {
     }
 
     async fn set_pod_cgroup(&self, pod: &Pod, sandbox_id: &str, part: Part) -> Result<(), ResizeFailed> {
-        let wanted = crate::resources::pod_cgroup_resources(pod);
+        let wanted = self.cgroups.pod_resources(pod);
         let resources = v1::LinuxContainerResources {
             cpu_period: QUOTA_PERIOD,
             cpu_quota: wanted.cpu_quota.unwrap_or(0),
@@ -183,7 +183,10 @@ impl Kubelet {
                 Err(status) => return Err(ResizeFailed::Sandbox(describe(&status))),
             }
         }
-        Ok(self.cgroups.set_pod(pod, part)?)
+        let began = std::time::Instant::now();
+        self.cgroups.set_pod(pod, part)?;
+        self.metrics.actions.cgroup_changed("update", began.elapsed());
+        Ok(())
     }
 
     async fn update_container(
@@ -195,7 +198,7 @@ impl Kubelet {
     ) -> Result<(), ResizeFailed> {
         let oom_score_adj = pods::container(pod, &update.name)
             .map_or(0, |container| oom_score_adj(pod, &container, self.machine.memory));
-        let resources = v1::LinuxContainerResources {
+        let mut resources = v1::LinuxContainerResources {
             cpu_period: QUOTA_PERIOD,
             cpu_quota: milli_cpu_to_quota(amounts.cpu_limit),
             cpu_shares: milli_cpu_to_shares(amounts.cpu_request),
@@ -203,6 +206,7 @@ impl Kubelet {
             oom_score_adj,
             ..Default::default()
         };
+        self.managers.apply(&state.uid, &update.name, &mut resources);
         let (kubelet, of) = (self.clone(), state.clone());
         let (id, name) = (update.id.clone(), update.name.clone());
         // To its end: what the runtime has done must be recorded.

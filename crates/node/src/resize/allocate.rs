@@ -9,12 +9,14 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use skiff_pods::requests::{pod_requests, spec_requests};
 
-use super::{Condition, DEFERRED, Record, event_message, generation};
+use super::{Amounts, Condition, DEFERRED, INFEASIBLE, Record, event_message, generation};
+use crate::admission::Refusal;
 use crate::kubelet::Kubelet;
 use crate::pod_state::PodState;
 use crate::pods;
 use crate::resources::{QosClass, qos_class};
 use crate::status::is_terminal;
+use crate::topology::containers;
 
 /// What is considered first: what does not grow, then by priority, class, and how long it has waited.
 type Worth = (bool, Reverse<i32>, bool, Timestamp);
@@ -39,6 +41,19 @@ pub(super) fn makes_room(before: &Pod, after: &Pod) -> bool {
     new.milli_cpu < old.milli_cpu
         || new.memory < old.memory
         || (is_terminal(after.status.as_ref()) && !is_terminal(before.status.as_ref()))
+}
+
+/// Whether a container asks for other CPU or other memory than it was given.
+fn changes(wanted: &Pod, allocated: &Pod) -> (bool, bool) {
+    let amounts = |pod: &Pod| -> Vec<Amounts> {
+        let all = containers(pod);
+        all.map(|(container, _)| Amounts::of(container.resources.as_ref()))
+            .collect()
+    };
+    let (new, old) = (amounts(wanted), amounts(allocated));
+    let mut both = new.iter().zip(&old);
+    let cpu = both.clone().any(|(new, old)| new.with_memory(*old) != *old);
+    (cpu, both.any(|(new, old)| new.with_cpu(*old) != *old))
 }
 
 impl Kubelet {
@@ -121,7 +136,17 @@ impl Kubelet {
     fn try_resize(&self, state: &PodState) -> bool {
         let pod = state.pod();
         let generation = generation(&pod);
-        let admitted = self.admit_beside_others(state, &pod, self.node.list().first().map(Arc::as_ref));
+        let (cpu, memory) = changes(&pod, &state.allocated_pod());
+        let is_guaranteed = qos_class(&pod) == QosClass::Guaranteed;
+        let refused = self.managers.refuses_resize(is_guaranteed, cpu, memory);
+        let (reason, admitted) = match refused {
+            Some(message) => (INFEASIBLE, Err(Refusal::new(INFEASIBLE, message))),
+            None => {
+                let node = self.node.list();
+                let admitted = self.admit_beside_others(state, &pod, node.first().map(Arc::as_ref));
+                (DEFERRED, admitted)
+            }
+        };
         let event = |type_: &str, reason: &str, message: String| {
             self.recorder
                 .event(&pods::reference(&pod), type_, reason, message);
@@ -149,20 +174,24 @@ impl Kubelet {
             Err(refusal) => {
                 let before = resize.pending.take();
                 let is_known = |condition: &&Condition| {
-                    condition.generation == generation && condition.reason.as_deref() == Some(DEFERRED)
+                    condition.generation == generation && condition.reason.as_deref() == Some(reason)
                 };
                 let known = before.as_ref().filter(is_known);
                 resize.pending = Some(Condition {
-                    reason: Some(DEFERRED.to_owned()),
+                    reason: Some(reason.to_owned()),
                     message: Some(refusal.message.clone()),
                     generation,
                     since: known.map_or_else(Timestamp::now, |condition| condition.since),
                 });
                 if known.is_none() {
+                    if reason == INFEASIBLE {
+                        let policy = self.managers.refuses_resize(is_guaranteed, cpu, false);
+                        self.metrics.actions.resize_infeasible(policy.is_some());
+                    }
                     let told = format!("Pod resize {}", refusal.reason);
                     event(
                         "Warning",
-                        "ResizeDeferred",
+                        &format!("Resize{reason}"),
                         event_message(&told, &pod, generation, &refusal.message),
                     );
                 }
@@ -176,6 +205,19 @@ impl Kubelet {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn what_changes() {
+        let pod = |cpu: &str, memory: &str| -> Pod {
+            serde_json::from_value(json!({"spec": {"containers": [{"name": "a"},
+                {"name": "b", "resources": {"limits": {"cpu": cpu, "memory": memory}}}]}}))
+            .unwrap()
+        };
+        let old = pod("1", "1Gi");
+        assert_eq!(changes(&pod("1000m", "1024Mi"), &old), (false, false));
+        assert_eq!(changes(&pod("2", "1Gi"), &old), (true, false));
+        assert_eq!(changes(&pod("1", "2Gi"), &old), (false, true));
+    }
 
     #[test]
     fn what_is_considered_first() {

@@ -1,5 +1,5 @@
-//! `/metrics/cadvisor`: what containers use, by cAdvisor's names and labels, as far as the runtime tells. cAdvisor itself also
-//! counts disk operations, throttled periods and the cgroups of the system; these families are left out, not made up.
+//! `/metrics/cadvisor`: what containers use, by cAdvisor's names and labels: here as far as the runtime tells, in
+//! `cadvisor_cgroups.rs` what the kernel counts. What neither tells is left out, not made up.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,7 @@ use skiff_streaming::Body;
 
 use super::page::{self, Page, Sample, float, seconds};
 use super::stats::{ContainerUsage, PodUsage, number};
-use super::text;
+use super::{cadvisor_cgroups, text};
 use crate::kubelet::Kubelet;
 
 pub async fn serve(kubelet: &Kubelet) -> Response<Body> {
@@ -23,7 +23,14 @@ pub async fn serve(kubelet: &Kubelet) -> Response<Body> {
         .flat_map(|state| state.observed().containers.clone())
         .map(|container| (container.id, container.image))
         .collect();
-    let mut page = format(&pods, &images);
+    let path = |pod: &PodUsage| {
+        let state = kubelet.state_by_uid(&pod.uid)?;
+        let path = kubelet.cgroups.pod_path(&state.pod());
+        (!path.is_empty()).then(|| (pod.uid.clone(), path))
+    };
+    let paths = pods.iter().filter_map(path).collect();
+    let mut page = format(&pods, &images, &paths);
+    cadvisor_cgroups::add(&mut page, kubelet, &pods, &images);
     page.family(
         "machine_cpu_cores",
         "gauge",
@@ -57,8 +64,8 @@ fn memory(
     Some((float(number(part(memory))?), memory.timestamp))
 }
 
-/// `images` are those of containers, by id.
-fn format(pods: &[PodUsage], images: &HashMap<String, String>) -> Page {
+/// `images` are those of containers, by id, and `paths` the cgroups of pods, by uid.
+fn format(pods: &[PodUsage], images: &HashMap<String, String>, paths: &HashMap<String, String>) -> Page {
     let mut page = Page::default();
     let of_containers = |more: &str, value: &dyn Fn(&ContainerUsage) -> Option<Timed>| -> Vec<Sample> {
         let mut samples = Vec::new();
@@ -68,8 +75,11 @@ fn format(pods: &[PodUsage], images: &HashMap<String, String>) -> Page {
                     continue;
                 };
                 let image = images.get(&container.id).map_or("", String::as_str);
+                let path = paths
+                    .get(&pod.uid)
+                    .map_or_else(String::new, |path| format!("{path}/"));
                 let labels = format!(
-                    "{{container=\"{}\",{more}id=\"{}\",image=\"{image}\",name=\"{}\",namespace=\"{}\",pod=\"{}\"}}",
+                    "{{container=\"{}\",{more}id=\"{path}{}\",image=\"{image}\",name=\"{}\",namespace=\"{}\",pod=\"{}\"}}",
                     container.name, container.id, container.id, pod.namespace, pod.name
                 );
                 samples.push((labels, value, Some(time)));
@@ -139,12 +149,12 @@ fn format(pods: &[PodUsage], images: &HashMap<String, String>) -> Page {
             Some((seconds(nanos), container.cpu.as_ref()?.timestamp))
         }),
     );
-    network(&mut page, pods);
+    network(&mut page, pods, paths);
     page.family(
         "container_processes",
         "gauge",
         "Processes of the pod.",
-        of_pods(pods, |pod| {
+        of_pods(pods, paths, |pod| {
             let time = pod.cpu.as_ref()?.timestamp;
             Some(vec![(String::new(), float(pod.process_count?), time)])
         }),
@@ -153,14 +163,20 @@ fn format(pods: &[PodUsage], images: &HashMap<String, String>) -> Page {
 }
 
 /// Samples of pods: more labels, a value and its time for each.
-fn of_pods(pods: &[PodUsage], value: impl Fn(&PodUsage) -> Option<Vec<(String, f64, i64)>>) -> Vec<Sample> {
+fn of_pods(
+    pods: &[PodUsage],
+    paths: &HashMap<String, String>,
+    value: impl Fn(&PodUsage) -> Option<Vec<(String, f64, i64)>>,
+) -> Vec<Sample> {
     let mut samples = Vec::new();
     for pod in pods {
         for (more, value, time) in value(pod).unwrap_or_default() {
             // A pod's own samples have no container, as those of cAdvisor have.
+            let known = paths.get(&pod.uid).cloned();
+            let path = known.unwrap_or_else(|| format!("/kubepods/pod{}", pod.uid));
             let labels = format!(
-                "{{container=\"\",id=\"/kubepods/pod{}\",image=\"\",{more}name=\"\",namespace=\"{}\",pod=\"{}\"}}",
-                pod.uid, pod.namespace, pod.name
+                "{{container=\"\",id=\"{path}\",image=\"\",{more}name=\"\",namespace=\"{}\",pod=\"{}\"}}",
+                pod.namespace, pod.name
             );
             samples.push((labels, value, Some(time)));
         }
@@ -168,7 +184,7 @@ fn of_pods(pods: &[PodUsage], value: impl Fn(&PodUsage) -> Option<Vec<(String, f
     samples
 }
 
-fn network(page: &mut Page, pods: &[PodUsage]) {
+fn network(page: &mut Page, pods: &[PodUsage], paths: &HashMap<String, String>) {
     type Part = fn(&v1::NetworkInterfaceUsage) -> &Option<v1::UInt64Value>;
     let parts: [(&str, &str, Part); 4] = [
         (
@@ -193,9 +209,14 @@ fn network(page: &mut Page, pods: &[PodUsage]) {
         ),
     ];
     for (name, help, part) in parts {
-        let samples = of_pods(pods, |pod| {
+        let samples = of_pods(pods, paths, |pod| {
             let network = pod.network.as_ref()?;
-            let interfaces = network.default_interface.iter().chain(&network.interfaces);
+            let default = network.default_interface.as_ref();
+            // Some runtimes list the default one among the others too.
+            let is_other = |one: &&v1::NetworkInterfaceUsage| default.is_none_or(|it| it.name != one.name);
+            let interfaces = default
+                .into_iter()
+                .chain(network.interfaces.iter().filter(is_other));
             let row = |one: &v1::NetworkInterfaceUsage| {
                 // A pod may call an interface nearly anything.
                 let name = one.name.replace('\\', "\\\\").replace('"', "\\\"");
@@ -234,24 +255,25 @@ mod tests {
             }),
             ..Default::default()
         };
+        let eth0 = v1::NetworkInterfaceUsage {
+            name: "eth0".into(),
+            rx_bytes: value(10),
+            ..Default::default()
+        };
         let pod = PodUsage {
             namespace: "ns".into(),
             name: "p".into(),
             uid: "u".into(),
             network: Some(v1::NetworkUsage {
                 timestamp: 9_000_000,
-                default_interface: Some(v1::NetworkInterfaceUsage {
-                    name: "eth0".into(),
-                    rx_bytes: value(10),
-                    ..Default::default()
-                }),
-                interfaces: vec![],
+                default_interface: Some(eth0.clone()),
+                interfaces: vec![eth0],
             }),
             containers: vec![container],
             ..Default::default()
         };
         let images = HashMap::from([("c1".to_owned(), "example.com/a:1".to_owned())]);
-        let text = format(&[pod], &images).into_text();
+        let text = format(&[pod], &images, &HashMap::new()).into_text();
         let samples: Vec<&str> = text.lines().filter(|line| !line.starts_with('#')).collect();
         let labels = "id=\"c1\",image=\"example.com/a:1\",name=\"c1\",namespace=\"ns\",pod=\"p\"}";
         assert_eq!(

@@ -4,6 +4,7 @@
 
 mod auth;
 mod cadvisor;
+mod cadvisor_cgroups;
 mod debug;
 pub mod log_file;
 mod logs;
@@ -15,6 +16,8 @@ mod stats;
 mod streams;
 mod summary;
 mod system;
+mod system_containers;
+mod volume_metrics;
 mod volumes;
 
 use std::convert::Infallible;
@@ -44,7 +47,7 @@ use auth::{ApiReviewer, Auth, Identity, Refused};
 use log_file::LogOptions;
 use query::{decode, parse_query};
 use stats::Rates;
-pub use stats::{PodUsage, number};
+pub use stats::{PodUsage, now_nanos, number};
 use streams::{attach, exec, port_forward};
 
 /// How long a client may take to say who it is.
@@ -248,7 +251,10 @@ async fn handle(
             volumes::serve(kubelet.config.volume_folder(), request.method(), name, &query).await
         }
         ["stats", "summary"] => summary::serve(kubelet, &shared.rates, &query).await,
-        ["metrics"] => page::answer(kubelet.metrics.registry.text()),
+        ["metrics"] => {
+            let volumes = volume_metrics::text(kubelet);
+            page::answer(kubelet.metrics.registry.text() + &volumes)
+        }
         ["metrics", "cadvisor"] => cadvisor::serve(kubelet).await,
         ["metrics", "probes"] => page::answer(kubelet.metrics.probes.text()),
         ["metrics", "resource"] => resource_metrics::serve(kubelet).await,

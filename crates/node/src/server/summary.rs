@@ -1,8 +1,9 @@
-//! `/stats/summary`: the same numbers with more detail, as JSON. What upstream has from cAdvisor alone (the usage of volumes
-//! that no driver tells, system containers) is left out rather than made up.
+//! `/stats/summary`: the same numbers with more detail, as JSON: file systems, volumes, network, and what processes waited for.
+//! What nobody tells is left out rather than made up. A request walks no disk: sizes are those of the last look.
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::Arc;
 
 use http::{Response, StatusCode};
 use k8s_openapi::jiff::Timestamp;
@@ -10,13 +11,17 @@ use serde_json::{Map, Value, json};
 use skiff_cri::v1;
 use skiff_streaming::Body;
 
-use super::stats::{ContainerUsage, NodeUsage, PodUsage, Rates, number};
+use super::stats::{ContainerUsage, NodeUsage, PodUsage, Rates, now_nanos, number};
+use super::system_containers::{self, add_pressure, add_told};
 use super::{json as answer, node_stats, text};
+use crate::cgroup_stats::{CgroupFiles, Pressure};
+use crate::disk_stats::{PodDisk, VolumeUsage};
 use crate::kubelet::Kubelet;
+use crate::volumes::{DiskUsage, FsUsage};
 
 const NODE: &str = "";
 
-pub async fn serve(kubelet: &Kubelet, rates: &Rates, query: &[(String, String)]) -> Response<Body> {
+pub async fn serve(kubelet: &Arc<Kubelet>, rates: &Rates, query: &[(String, String)]) -> Response<Body> {
     let pods = match kubelet.pod_usage().await {
         Ok(pods) => pods,
         Err(error) => return text(StatusCode::INTERNAL_SERVER_ERROR, error),
@@ -25,62 +30,166 @@ pub async fn serve(kubelet: &Kubelet, rates: &Rates, query: &[(String, String)])
         .iter()
         .any(|(name, value)| name == "only_cpu_and_memory" && matches!(value.as_str(), "true" | "1"));
     let node = NodeUsage::read(kubelet.machine.memory);
-    let cores = rates.update(readings(&node, &pods));
+    let system = system_containers::read(kubelet);
+    let mut read = readings(&node, &pods);
+    read.extend(
+        system
+            .iter()
+            .filter_map(|one| reading(&one.usage.id, &one.usage.cpu)),
+    );
+    let cores = rates.update(read);
     let mut shown_node = node_summary(&kubelet.config.node_name, &node, &cores);
+    let now = time(now_nanos());
+    let containers = system.iter().map(|one| {
+        let mut shown = container_summary(&one.usage, &cores, true);
+        if let Some(files) = one.files.as_ref().filter(|_| !only_cpu_and_memory) {
+            add_pressure(&mut shown, &now, |what| files.pressure(what));
+        }
+        shown
+    });
+    shown_node["systemContainers"] = containers.collect();
+    let mut disks = Disks::default();
     if !only_cpu_and_memory {
-        let now = || time(super::stats::now_nanos());
+        add_pressure(&mut shown_node, &now, Pressure::of_machine);
+        disks.node = FsUsage::of(&kubelet.config.data_dir);
         for (section, value) in [
-            ("fs", file_system(&kubelet.config.data_dir)),
-            ("network", node_stats::network(now())),
-            ("rlimit", node_stats::rlimit(now())),
-            ("runtime", kubelet.runtime_disks(file_system).await),
+            ("fs", disks.node.as_ref().map(file_system)),
+            ("network", node_stats::network(now.clone())),
+            ("rlimit", node_stats::rlimit(now.clone())),
+            (
+                "runtime",
+                kubelet
+                    .runtime_disks(|path| disks.of(path).as_ref().map(file_system))
+                    .await,
+            ),
         ] {
             if let Some(value) = value {
                 shown_node[section] = value;
             }
         }
     }
-    let mut volumes = match only_cpu_and_memory {
-        true => HashMap::new(),
-        false => volume_stats(kubelet).await,
-    };
-    let pods: Vec<Value> = pods
-        .iter()
-        .map(|pod| {
-            let mut shown = pod_summary(pod, &cores, only_cpu_and_memory);
-            if let Some(volumes) = volumes.remove(&pod.uid) {
-                shown["volume"] = json!(volumes);
+    let shown = pods.iter().map(|pod| {
+        let mut shown = pod_summary(pod, &cores, only_cpu_and_memory);
+        if !only_cpu_and_memory {
+            add_disks(
+                &mut shown,
+                pod,
+                kubelet.disk_stats.of(&pod.uid).as_deref(),
+                &disks,
+            );
+            let files = kubelet.state_by_uid(&pod.uid);
+            if let Some(files) = files.and_then(|state| kubelet.cgroups.pod_files(&state.pod())) {
+                add_pod_pressure(&mut shown, pod, &files, &now);
             }
-            shown
-        })
-        .collect();
-    answer(&json!({"node": shown_node, "pods": pods}))
+        }
+        shown
+    });
+    let shown: Vec<Value> = shown.collect();
+    answer(&json!({"node": shown_node, "pods": shown}))
 }
 
-/// What storage drivers say about the volumes of pods, by uid.
-async fn volume_stats(kubelet: &Kubelet) -> HashMap<String, Vec<Value>> {
-    let asked = kubelet.states().into_iter().map(|state| async move {
-        let stats = kubelet.volumes.driver_stats(&state.pod()).await;
-        (!stats.is_empty()).then(|| (state.uid.clone(), stats))
-    });
-    let told = futures::future::join_all(asked).await;
-    told.into_iter().flatten().collect()
+/// The file systems that were asked for this answer: containers share few.
+#[derive(Default)]
+struct Disks {
+    node: Option<FsUsage>,
+    asked: parking_lot::Mutex<HashMap<String, Option<FsUsage>>>,
+}
+
+impl Disks {
+    fn of(&self, path: &Path) -> Option<FsUsage> {
+        let mut asked = self.asked.lock();
+        *asked
+            .entry(path.display().to_string())
+            .or_insert_with(|| FsUsage::of(path))
+    }
+}
+
+/// Volumes, writable layers and logs.
+fn add_disks(shown: &mut Value, pod: &PodUsage, disk: Option<&PodDisk>, disks: &Disks) {
+    let mut total = DiskUsage::default();
+    for (container, shown) in pod
+        .containers
+        .iter()
+        .zip(shown["containers"].as_array_mut().into_iter().flatten())
+    {
+        if let Some(layer) = &container.writable_layer {
+            let usage = DiskUsage {
+                bytes: number(&layer.used_bytes).unwrap_or(0),
+                inodes: number(&layer.inodes_used).unwrap_or(0),
+            };
+            total += usage;
+            let found = layer
+                .fs_id
+                .as_ref()
+                .and_then(|id| disks.of(Path::new(&id.mountpoint)));
+            let mut section = file_system(&found.unwrap_or_default().using(usage));
+            section["time"] = time(layer.timestamp);
+            shown["rootfs"] = section;
+        }
+        if let (Some(disk), Some(node)) = (disk, disks.node)
+            && let Some(logs) = disk.files.logs.get(&container.name)
+        {
+            total += *logs;
+            let mut section = file_system(&node.using(*logs));
+            section["time"] = time(disk.time);
+            shown["logs"] = section;
+        }
+    }
+    let Some(disk) = disk else { return };
+    let volumes: Vec<Value> = disk
+        .volumes
+        .iter()
+        .map(|one| volume(&pod.namespace, one))
+        .collect();
+    if !volumes.is_empty() {
+        shown["volume"] = json!(volumes);
+    }
+    for (_, usage) in disk.files.ephemeral_volumes() {
+        total += usage;
+    }
+    total += disk.files.rest;
+    if let Some(node) = disks.node {
+        let mut section = file_system(&node.using(total));
+        section["time"] = time(disk.time);
+        shown["ephemeral-storage"] = section;
+    }
+}
+
+fn volume(namespace: &str, volume: &VolumeUsage) -> Value {
+    let mut shown = file_system(&volume.usage);
+    shown["name"] = json!(volume.name);
+    if let Some(claim) = &volume.claim {
+        shown["pvcRef"] = json!({"name": claim, "namespace": namespace});
+    }
+    shown
+}
+
+/// Where the runtime does not tell it, the kernel does.
+fn add_pod_pressure(shown: &mut Value, pod: &PodUsage, files: &CgroupFiles, now: &Value) {
+    add_pressure(shown, now, |what| files.pressure(what));
+    for (container, shown) in pod
+        .containers
+        .iter()
+        .zip(shown["containers"].as_array_mut().into_iter().flatten())
+    {
+        if let Some(files) = files.below(&container.id) {
+            add_pressure(shown, now, |what| files.pressure(what));
+        }
+    }
+}
+
+fn reading(id: &str, cpu: &Option<v1::CpuUsage>) -> Option<(String, i64, u64)> {
+    let cpu = cpu.as_ref()?;
+    let nanos = number(&cpu.usage_core_nano_seconds)?;
+    Some((id.to_owned(), cpu.timestamp, nanos))
 }
 
 /// Everything whose cores are shown: the node, pods by uid and containers by id.
 fn readings(node: &NodeUsage, pods: &[PodUsage]) -> Vec<(String, i64, u64)> {
-    let of = |id: &str, cpu: &Option<v1::CpuUsage>| {
-        let cpu = cpu.as_ref()?;
-        Some((
-            id.to_owned(),
-            cpu.timestamp,
-            number(&cpu.usage_core_nano_seconds)?,
-        ))
-    };
     let mut readings = vec![(NODE.to_owned(), node.time, node.cpu_nanos)];
     for pod in pods {
-        readings.extend(of(&pod.uid, &pod.cpu));
-        readings.extend(pod.containers.iter().filter_map(|c| of(&c.id, &c.cpu)));
+        readings.extend(reading(&pod.uid, &pod.cpu));
+        readings.extend(pod.containers.iter().filter_map(|c| reading(&c.id, &c.cpu)));
     }
     readings
 }
@@ -131,18 +240,17 @@ fn boot_time() -> Value {
     seconds.map_or(Value::Null, |at| time(at.saturating_mul(1_000_000_000)))
 }
 
-fn file_system(path: &Path) -> Option<Value> {
-    let stat = rustix::fs::statvfs(path).ok()?;
-    let now = super::stats::now_nanos();
-    Some(json!({
-        "time": time(now),
-        "availableBytes": stat.f_bavail * stat.f_frsize,
-        "capacityBytes": stat.f_blocks * stat.f_frsize,
-        "usedBytes": (stat.f_blocks - stat.f_bfree) * stat.f_frsize,
-        "inodesFree": stat.f_ffree,
-        "inodes": stat.f_files,
-        "inodesUsed": stat.f_files - stat.f_ffree,
-    }))
+fn file_system(usage: &FsUsage) -> Value {
+    let mut shown = object([
+        ("availableBytes", usage.available),
+        ("capacityBytes", usage.capacity),
+        ("usedBytes", usage.used),
+        ("inodesFree", usage.inodes_free),
+        ("inodes", usage.inodes),
+        ("inodesUsed", usage.inodes_used),
+    ]);
+    shown.insert("time".to_owned(), time(usage.time));
+    shown.into()
 }
 
 fn cpu_section(cpu: &v1::CpuUsage, cores: Option<u64>) -> Value {
@@ -151,6 +259,7 @@ fn cpu_section(cpu: &v1::CpuUsage, cores: Option<u64>) -> Value {
         ("usageCoreNanoSeconds", number(&cpu.usage_core_nano_seconds)),
     ]);
     section.insert("time".to_owned(), time(cpu.timestamp));
+    add_told(&mut section, cpu.psi.as_ref());
     section.into()
 }
 
@@ -164,6 +273,7 @@ fn memory_section(memory: &v1::MemoryUsage) -> Value {
         ("majorPageFaults", number(&memory.major_page_faults)),
     ]);
     section.insert("time".to_owned(), time(memory.timestamp));
+    add_told(&mut section, memory.psi.as_ref());
     section.into()
 }
 
@@ -204,14 +314,6 @@ fn container_summary(
     }
     if only_cpu_and_memory {
         return shown;
-    }
-    if let Some(layer) = &container.writable_layer {
-        let mut section = object([
-            ("usedBytes", number(&layer.used_bytes)),
-            ("inodesUsed", number(&layer.inodes_used)),
-        ]);
-        section.insert("time".to_owned(), time(layer.timestamp));
-        shown["rootfs"] = section.into();
     }
     if let Some(swap) = &container.swap {
         let mut section = object([

@@ -3,10 +3,12 @@
 //! in the files of the types.
 
 use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod, Volume};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
+use super::usage::Measure;
 use super::volume_type::{self, Persistent, Wanted};
 use super::{MountedVolume, SetUpError, Volumes};
 use crate::field_ref::NodeFacts;
@@ -54,6 +56,8 @@ struct Held {
     mounted: MountedVolume,
     /// Its type has something to do for it from time to time.
     updates: bool,
+    /// Its file system tells how full it is.
+    measured: bool,
 }
 
 /// Which pods have which PersistentVolumes.
@@ -73,6 +77,12 @@ impl Claimed {
     /// The PersistentVolume that the pod has mounted as this volume.
     pub(super) fn name_of(&self, uid: &str, volume: &str) -> Option<String> {
         Some(self.mounted(uid, volume)?.name)
+    }
+
+    /// Where the volume is, if its file system tells how full it is.
+    pub(super) fn measured_path(&self, uid: &str, volume: &str) -> Option<PathBuf> {
+        let held = self.mounted(uid, volume).filter(|held| held.measured)?;
+        Some(held.mounted.path)
     }
 
     /// Notes that the pod is about to mount the volume. False if another pod has it and it is for one pod alone.
@@ -176,6 +186,7 @@ impl Volumes {
                     name,
                     mounted: mounted.clone(),
                     updates: plugin.updates(),
+                    measured: plugin.measure() == Some(Measure::FileSystem) && !persistent.block,
                 };
                 self.claimed.lock().set_mounted(uid, &volume.name, held);
                 Ok(mounted)

@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::ConfigMapVolumeSource;
 
 use super::atomic_writer::Payload;
+use super::usage::Measure;
 use super::volume_type::{Ready, VolumeType, Wanted};
 use super::{SetUpError, Volumes, keyed};
 
@@ -13,6 +14,10 @@ pub(super) struct ConfigMaps;
 impl VolumeType for ConfigMaps {
     fn name(&self) -> &'static str {
         "configmap"
+    }
+
+    fn measure(&self) -> Option<Measure> {
+        Some(Measure::Files)
     }
 
     fn handles(&self, wanted: &Wanted<'_>) -> bool {

@@ -4,6 +4,7 @@ use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{DownwardAPIVolumeFile, Pod};
 
 use super::atomic_writer::{File, Payload};
+use super::usage::Measure;
 use super::volume_type::{Ready, VolumeType, Wanted};
 use super::{SetUpError, Volumes};
 use crate::field_ref::{NodeFacts, field_value, resource_value};
@@ -14,6 +15,10 @@ pub(super) struct DownwardApi;
 impl VolumeType for DownwardApi {
     fn name(&self) -> &'static str {
         "downward-api"
+    }
+
+    fn measure(&self) -> Option<Measure> {
+        Some(Measure::Files)
     }
 
     fn handles(&self, wanted: &Wanted<'_>) -> bool {

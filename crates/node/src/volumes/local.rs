@@ -10,6 +10,7 @@ use rustix::mount::{MountFlags, mount_bind, mount_remount};
 
 use super::claims::FOR_ONE_POD;
 use super::ownership;
+use super::usage::Measure;
 use super::volume_type::{Ready, VolumeType, Wanted};
 use super::{SetUpError, Volumes, blocking, fs_group, is_mount_point};
 
@@ -37,6 +38,10 @@ impl Mount {
 impl VolumeType for Local {
     fn name(&self) -> &'static str {
         "local-volume"
+    }
+
+    fn measure(&self) -> Option<Measure> {
+        Some(Measure::FileSystem)
     }
 
     fn handles(&self, wanted: &Wanted<'_>) -> bool {

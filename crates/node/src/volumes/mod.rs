@@ -17,6 +17,7 @@ mod projected;
 mod secret;
 pub mod sub_path;
 mod tokens;
+mod usage;
 mod volume_type;
 
 use std::collections::{BTreeSet, HashMap};
@@ -35,6 +36,7 @@ use csi::Csi;
 use skiff_client::EventRecorder;
 use skiff_fs::{remove_tree, unmount_below};
 use tokens::Tokens;
+pub use usage::{DiskUsage, FileVolume, FsUsage, disk_usage};
 use volume_type::{Ready, Wanted};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -110,11 +112,6 @@ pub fn event_messages(errors: &[VolumeError]) -> Vec<String> {
     messages
 }
 
-/// What the files below a directory take on the disk.
-pub fn disk_usage(path: &Path) -> u64 {
-    empty_dir::usage(path)
-}
-
 pub struct Volumes {
     /// `<data_dir>/pods`.
     root: PathBuf,
@@ -181,11 +178,6 @@ impl Volumes {
             .join(format!("kubernetes.io~{plugin}"))
             .join(name)
             .join("ready")
-    }
-
-    /// The disk space an emptyDir takes. Blocking.
-    pub fn empty_dir_usage(&self, uid: &str, name: &str) -> u64 {
-        empty_dir::usage(&self.volume_dir(uid, "empty-dir", name))
     }
 
     /// Makes or refreshes all volumes of the pod that a container mounts. Safe to repeat.

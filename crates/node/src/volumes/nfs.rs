@@ -7,6 +7,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::NFSVolumeSource;
 
+use super::usage::Measure;
 use super::volume_type::{Ready, VolumeType, Wanted};
 use super::{SetUpError, Volumes, blocking, is_mount_point};
 
@@ -31,6 +32,10 @@ fn source_of(wanted: &Wanted<'_>) -> Option<NFSVolumeSource> {
 impl VolumeType for Nfs {
     fn name(&self) -> &'static str {
         "nfs"
+    }
+
+    fn measure(&self) -> Option<Measure> {
+        Some(Measure::FileSystem)
     }
 
     fn handles(&self, wanted: &Wanted<'_>) -> bool {

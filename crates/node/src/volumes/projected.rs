@@ -1,4 +1,4 @@
-//! `projected`: ConfigMaps, Secrets, fields of the pod and tokens as files of one volume.
+//! `projected`: ConfigMaps, Secrets, fields of the pod, tokens and ClusterTrustBundles as files of one volume.
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{
@@ -6,8 +6,10 @@ use k8s_openapi::api::core::v1::{
 };
 
 use super::atomic_writer::{File, Payload};
+use super::usage::Measure;
 use super::volume_type::{Ready, VolumeType, Wanted};
 use super::{SetUpError, Volumes, downward_api, fs_group, keyed};
+use crate::trust_bundles;
 
 pub(super) struct Projected;
 
@@ -15,6 +17,10 @@ pub(super) struct Projected;
 impl VolumeType for Projected {
     fn name(&self) -> &'static str {
         "projected"
+    }
+
+    fn measure(&self) -> Option<Measure> {
+        Some(Measure::Files)
     }
 
     fn handles(&self, wanted: &Wanted<'_>) -> bool {
@@ -86,11 +92,21 @@ async fn part_of(
     if let Some(token) = &part.service_account_token {
         return token_file(host, wanted.pod, token, default_mode).await;
     }
-    // COMPAT: the API server drops both fields unless their feature gates are on, which they are not by default.
-    if part.cluster_trust_bundle.is_some() {
-        return Err("clusterTrustBundle projections are not enabled".to_owned());
+    if let Some(bundle) = &part.cluster_trust_bundle {
+        let bundles = host.objects.trust_bundles().await?;
+        let data = trust_bundles::anchors(bundle, &bundles.all)?;
+        let (mode, owner) = mode_and_owner(wanted.pod, default_mode);
+        return Ok(Payload::from([(bundle.path.clone(), File { data, mode, owner })]));
     }
-    Err("podCertificate projections are not enabled".to_owned())
+    // COMPAT: where the feature of a source is off, the API server drops it and keeps an empty one. Upstream's node passes over
+    // that; here a pod does not start without what it asked for.
+    Err(match part.pod_certificate {
+        Some(_) => "podCertificate projections are not supported by this node",
+        None => {
+            "a source of the projected volume is empty: the API server drops podCertificate, and clusterTrustBundle unless --runtime-config=certificates.k8s.io/v1beta1/clustertrustbundles=true"
+        }
+    }
+    .to_owned())
 }
 
 async fn token_file(
@@ -99,6 +115,14 @@ async fn token_file(
     token: &ServiceAccountTokenProjection,
     default_mode: i32,
 ) -> Result<Payload, String> {
+    let (mode, owner) = mode_and_owner(pod, default_mode);
+    let made = host.tokens.get(host.objects.as_ref(), pod, token).await?;
+    let data = made.token.into_bytes();
+    Ok(Payload::from([(token.path.clone(), File { data, mode, owner })]))
+}
+
+/// Of a file that is for the pod's processes alone, where they are known.
+fn mode_and_owner(pod: &Pod, default_mode: i32) -> (u32, Option<u32>) {
     let (group, _) = fs_group(pod);
     let owner = token_owner(pod);
     // A group makes it 0640 by the ownership rule; an owner needs no more than 0600.
@@ -107,9 +131,7 @@ async fn token_file(
     } else {
         u32::try_from(default_mode).unwrap_or(0o644)
     };
-    let made = host.tokens.get(host.objects.as_ref(), pod, token).await?;
-    let data = made.token.into_bytes();
-    Ok(Payload::from([(token.path.clone(), File { data, mode, owner })]))
+    (mode, owner)
 }
 
 /// The one user all containers run as, if there is one: then the token can be theirs alone.

@@ -24,6 +24,9 @@ impl Objects for Scripted {
         Ok((name == "sec")
             .then(|| Arc::new(serde_json::from_value(json!({"data": {"pw": "c2VjcmV0"}})).unwrap())))
     }
+    async fn trust_bundles(&self) -> Result<crate::objects::TrustBundles, String> {
+        Ok(Default::default())
+    }
     async fn claim(&self, _: &str, name: &str) -> Result<PersistentVolumeClaim, String> {
         Err(format!("persistentvolumeclaims \"{name}\" not found"))
     }

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{
     PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, Pod, Volume,
 };
 
+use super::usage::Measure;
 use super::{
     SetUpError, Volumes, blocking, config_map, csi, downward_api, empty_dir, host_path, image, local, nfs,
     projected, secret,
@@ -97,6 +98,11 @@ pub(super) trait VolumeType: Send + Sync {
     fn name(&self) -> &'static str;
 
     fn handles(&self, wanted: &Wanted<'_>) -> bool;
+
+    /// How full its volumes are; `None` where nobody can tell, or the storage driver does.
+    fn measure(&self) -> Option<Measure> {
+        None
+    }
 
     fn supports_mount_options(&self) -> bool {
         false

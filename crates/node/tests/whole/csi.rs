@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Secret};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, VolumeAttachment};
@@ -31,10 +32,13 @@ struct Driver {
     /// Where the volumes' files are.
     backing: PathBuf,
     calls: Calls,
+    /// Does what it is asked, and says that it knows no such volume.
+    forgetful: Arc<AtomicBool>,
 }
 
 struct Running {
     calls: Calls,
+    forgetful: Arc<AtomicBool>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -76,6 +80,13 @@ fn unbind(path: &str) {
 impl Driver {
     fn note(&self, call: &'static str, value: Value) {
         self.calls.lock().push((call, value));
+    }
+
+    fn remember(&self) -> Result<(), Status> {
+        match self.forgetful.load(Ordering::Relaxed) {
+            true => Err(Status::not_found("no such volume")),
+            false => Ok(()),
+        }
     }
 }
 
@@ -119,6 +130,7 @@ impl NodeService for Driver {
         let asked = request.into_inner();
         self.note("unstage", json!(asked.volume_id));
         unbind(&asked.staging_target_path);
+        self.remember()?;
         Ok(Response::new(NodeUnstageVolumeResponse {}))
     }
 
@@ -149,6 +161,7 @@ impl NodeService for Driver {
         let asked = request.into_inner();
         self.note("unpublish", json!(asked.volume_id));
         unbind(&asked.target_path);
+        self.remember()?;
         let _ = std::fs::remove_file(&asked.target_path);
         Ok(Response::new(NodeUnpublishVolumeResponse {}))
     }
@@ -244,10 +257,12 @@ fn listen(path: &Path) -> tokio_stream::wrappers::UnixListenerStream {
 fn run_driver(world: &World) -> Running {
     let root = world.dir.path().join("node");
     let calls = Calls::default();
+    let forgetful = Arc::new(AtomicBool::new(false));
     let driver = Driver {
         socket: root.join("plugins").join(DRIVER).join("csi.sock"),
         backing: world.dir.path().join("backing"),
         calls: calls.clone(),
+        forgetful: forgetful.clone(),
     };
     let registrar = Registrar {
         endpoint: driver.socket.clone(),
@@ -269,7 +284,11 @@ fn run_driver(world: &World) -> Running {
         tokio::spawn(async move { node.await.unwrap() }),
         tokio::spawn(async move { registration.await.unwrap() }),
     ];
-    Running { calls, tasks }
+    Running {
+        calls,
+        forgetful,
+        tasks,
+    }
 }
 
 fn from<K: DeserializeOwned>(value: Value) -> K {
@@ -486,14 +505,24 @@ async fn a_driver_and_its_volumes() {
         .client("admin", "somebody", Some("system:masters"))
         .unwrap();
     let port = world.kubelet_port().await;
-    let (_, summary) = super::get(&world, port, Some(&admin), "/stats/summary").await;
-    let summary: Value = serde_json::from_str(&summary).unwrap();
+    let summary = super::stats::until_summary(&world, port, &admin, |summary| {
+        let volumes = summary["pods"][0]["volume"].as_array();
+        volumes.is_some_and(|all| all.iter().any(|one| one["name"] == "data"))
+    })
+    .await;
     let of_volumes = summary["pods"][0]["volume"].as_array().unwrap();
     let shown = of_volumes.iter().find(|volume| volume["name"] == "data").unwrap();
     assert_eq!(
         (&shown["usedBytes"], &shown["pvcRef"]["name"]),
         (&json!(40), &json!("data"))
     );
+    assert!(
+        of_volumes.iter().any(|volume| volume["name"] == "raw"),
+        "{of_volumes:?}"
+    );
+    let (_, metrics) = super::get(&world, port, Some(&admin), "/metrics").await;
+    let line = r#"kubelet_volume_stats_used_bytes{namespace="default",persistentvolumeclaim="data"} 40"#;
+    assert!(metrics.contains(line), "{metrics}");
 
     // The node starts again: what is mounted stays, and the driver is not asked to mount it once more.
     let before = driver.all("publish").len();
@@ -507,6 +536,13 @@ async fn a_driver_and_its_volumes() {
         .unwrap();
     let touch = json!({"metadata": {"annotations": {"touched": "yes"}}});
     let claims: Api<PersistentVolumeClaim> = Api::namespaced(world.client.clone(), "default");
+    // What a resizer notes that leaves the rest to the node.
+    let progress = json!({"status": {"allocatedResources": {"storage": "3Gi"}, "allocatedResourceStatuses": {"storage": "NodeResizePending"},
+        "conditions": [{"type": "FileSystemResizePending", "status": "True"}]}});
+    claims
+        .patch_status("data", &PatchParams::default(), &Patch::Merge(progress))
+        .await
+        .unwrap();
     let mut touched = 0;
     until("expanded", || {
         touched += 1;
@@ -528,6 +564,9 @@ async fn a_driver_and_its_volumes() {
         driver.all("expand")[0],
         json!({"id": "vol-data", "bytes": 3i64 << 30})
     );
+    let status = claims.get("data").await.unwrap().status.unwrap();
+    assert!(status.conditions.unwrap_or_default().is_empty());
+    assert!(status.allocated_resource_statuses.unwrap_or_default().is_empty());
     if is_root() {
         let again = driver.all("publish");
         let of_mounts = again
@@ -655,5 +694,49 @@ async fn a_driver_that_comes_and_goes() {
     })
     .await;
     again.abort();
+    life.end().await;
+}
+
+/// A driver that let go of a volume, and whose answer was lost: it does not know the volume any more, and nothing waits for it.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_that_its_driver_forgot() {
+    let world = World::new().await;
+    let life = world.start();
+    let drivers: Api<CSIDriver> = Api::all(world.client.clone());
+    let spec = json!({"metadata": {"name": DRIVER}, "spec": {"attachRequired": false, "fsGroupPolicy": "None",
+        "volumeLifecycleModes": ["Persistent", "Ephemeral"]}});
+    drivers.create(&PostParams::default(), &from(spec)).await.unwrap();
+    let secrets: Api<Secret> = Api::namespaced(world.client.clone(), "default");
+    let secret = json!({"metadata": {"name": "stage"}});
+    secrets
+        .create(&PostParams::default(), &from(secret))
+        .await
+        .unwrap();
+    make_claim(&world, "data", "Filesystem").await;
+    make_claim(&world, "raw", "Block").await;
+    let driver = run_driver(&world);
+    let pod = json!({"terminationGracePeriodSeconds": 0,
+        "containers": [{"name": "app", "image": "app:1",
+            "volumeMounts": [{"name": "data", "mountPath": "/data"}, {"name": "inline", "mountPath": "/inline"}],
+            "volumeDevices": [{"name": "raw", "devicePath": "/dev/raw"}]}],
+        "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}},
+            {"name": "raw", "persistentVolumeClaim": {"claimName": "raw"}}, {"name": "inline", "csi": {"driver": DRIVER}}]});
+    world.create("app", pod).await;
+    world.until("app", "ready", is_ready).await;
+    driver.forgetful.store(true, Ordering::Relaxed);
+    world
+        .pods()
+        .delete("app", &DeleteParams::default())
+        .await
+        .unwrap();
+    world.until_gone("app").await;
+    let noted = world.dir.path().join("node/plugins/kubernetes.io/csi");
+    until("no notes are left", || async {
+        let left = |path: PathBuf| std::fs::read_dir(path).map_or(0, Iterator::count);
+        let devices = noted.join("volumeDevices");
+        let left = left(noted.join(DRIVER)) + left(devices.join("staging")) + left(devices.join("publish"));
+        (left == 0 && !devices.join("pv-raw").exists()).then_some(())
+    })
+    .await;
     life.end().await;
 }

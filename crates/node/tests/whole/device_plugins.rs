@@ -239,6 +239,19 @@ async fn devices_of_a_plugin_are_given_to_pods() {
 
     world.create("first", asking("2")).await;
     world.until("first", "ready", is_ready).await;
+    let admin = world
+        .pki
+        .client("admin", "somebody", Some("system:masters"))
+        .unwrap();
+    let port = world.kubelet_port().await;
+    let (_, metrics) = crate::get(&world, port, Some(&admin), "/metrics").await;
+    for line in [
+        "kubelet_device_plugin_registration_total{resource_name=\"",
+        "kubelet_device_plugin_alloc_duration_seconds_count{resource_name=\"",
+        "kubelet_pod_in_progress_resizes 0",
+    ] {
+        assert!(metrics.contains(line), "{line} is not in\n{metrics}");
+    }
     let config = config_of(&world, "first").unwrap();
     assert_eq!(widgets(&world, "first"), "w2,w3", "the plugin's preference");
     let mount = config

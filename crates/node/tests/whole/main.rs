@@ -10,11 +10,16 @@ mod debug;
 mod device_plugins;
 mod dra;
 mod ends;
+mod managers;
 mod objects;
+mod pressure;
 mod resize;
 mod restart_all;
 mod runtime;
+mod shutdown;
 mod static_pods;
+mod stats;
+mod trust_bundles;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -66,6 +71,11 @@ impl Life {
 
 impl World {
     async fn new() -> World {
+        World::serving(&[]).await
+    }
+
+    /// With APIs that are off by default, in the words of `--runtime-config`.
+    async fn serving(runtime_config: &[&str]) -> World {
         let dir = tempfile::tempdir().unwrap();
         let store = skiff_store::Embedded::open(dir.path().join("store")).unwrap();
         let pki = skiff_pki::Pki::open(&dir.path().join("pki")).unwrap();
@@ -79,6 +89,7 @@ impl World {
             store: Arc::new(store),
             service_cidr: "10.96.0.0/16".into(),
             node_ports: 30000..=32767,
+            runtime_config: skiff_api::facts::RuntimeConfig::parse(runtime_config).unwrap(),
             advertise_address: "192.0.2.1".parse().unwrap(),
             advertise_port: 6443,
             tls,

@@ -428,6 +428,14 @@ impl RuntimeService for FakeRuntime {
                 working_set_bytes: value(4096),
                 ..Default::default()
             }),
+            writable_layer: Some(FilesystemUsage {
+                timestamp: 5_000_000,
+                fs_id: Some(FilesystemIdentifier {
+                    mountpoint: "/".to_owned(),
+                }),
+                used_bytes: value(12_288),
+                inodes_used: value(3),
+            }),
             ..Default::default()
         });
         Ok(Response::new(ListContainerStatsResponse {
@@ -453,8 +461,16 @@ impl RuntimeService for FakeRuntime {
             .containers
             .get_mut(&request.container_id)
             .ok_or_else(|| Status::not_found("no such container"))?;
+        let mut linux = request.linux.unwrap_or_default();
+        // What is not named stays: an update may be of CPUs alone.
+        if linux.cpu_period == 0
+            && let Some(known) = status.resources.take().and_then(|known| known.linux)
+        {
+            let cpuset_cpus = linux.cpuset_cpus;
+            linux = LinuxContainerResources { cpuset_cpus, ..known };
+        }
         status.resources = Some(ContainerResources {
-            linux: request.linux,
+            linux: Some(linux),
             windows: None,
         });
         Ok(Response::new(UpdateContainerResourcesResponse {}))

@@ -25,6 +25,15 @@ struct Prepared {
     device_rules: Vec<Rule>,
 }
 
+/// What a container was made of.
+pub(super) fn specification(container: &Container) -> Result<InitSpec, Status> {
+    let prepared: Option<Prepared> = crate::disk::read_json(&container.directory.join(SPEC))
+        .map_err(internal("read the container's specification"))?;
+    prepared
+        .map(|prepared| prepared.spec)
+        .ok_or_else(|| Status::internal("the container's specification is gone"))
+}
+
 /// A device rule on disk.
 #[derive(Serialize, Deserialize)]
 struct Rule(Option<bool>, Option<u32>, Option<u32>, String);
@@ -458,10 +467,7 @@ impl Daemon {
         if command.is_empty() {
             return Err(Status::invalid_argument("no command specified"));
         }
-        let prepared: Prepared = crate::disk::read_json(&container.directory.join(SPEC))
-            .map_err(internal("read the container's specification"))?
-            .ok_or_else(|| Status::internal("the container's specification is gone"))?;
-        let mut process = prepared.spec.process;
+        let mut process = specification(&container)?.process;
         process.args = command.to_vec();
         process.terminal = tty;
         if tty && !process.env.iter().any(|variable| variable.starts_with("TERM=")) {

@@ -3,6 +3,7 @@
 
 mod capabilities;
 mod cdi;
+mod checkpoint;
 mod containers;
 mod devices;
 mod events;
@@ -63,6 +64,8 @@ pub(crate) struct Daemon {
     pub capabilities: u64,
     /// Set when one was made.
     user_namespaces_work: tokio::sync::OnceCell<()>,
+    /// Who may take a checkpoint.
+    checkpoints: tokio::sync::Semaphore,
     pub shutdown: CancellationToken,
     /// For work that goes on after the call that asked for it.
     itself: std::sync::Weak<Daemon>,
@@ -133,6 +136,7 @@ impl Runtime {
             oom_floor,
             capabilities,
             user_namespaces_work: tokio::sync::OnceCell::new(),
+            checkpoints: tokio::sync::Semaphore::new(1),
             shutdown: CancellationToken::new(),
             itself: itself.clone(),
         });
@@ -360,6 +364,10 @@ impl Daemon {
 
     /// Reads the records, meets the shims again, and cleans up after what did not survive.
     async fn recover(self: &Arc<Self>) {
+        // Of checkpoints that were under way when a daemon before this one ended: the memory of containers.
+        if let Err(error) = skiff_fs::remove_tree(&self.config.checkpoints()) {
+            tracing::warn!(%error, "cannot remove the files of an unfinished checkpoint");
+        }
         for directory in list(&self.config.containers()) {
             match Container::load(&directory) {
                 Ok(Some(container)) => {

@@ -387,11 +387,11 @@ impl skiff_cri::RuntimeService for Daemon {
 
     async fn checkpoint_container(
         &self,
-        _: Request<cri::CheckpointContainerRequest>,
+        request: Request<cri::CheckpointContainerRequest>,
     ) -> Answer<cri::CheckpointContainerResponse> {
-        Err(Status::unimplemented(
-            "checkpoints are not supported by this runtime",
-        ))
+        let (daemon, request) = (self.this(), request.into_inner());
+        finish(async move { daemon.checkpoint_container(request).await }).await?;
+        ok(cri::CheckpointContainerResponse {})
     }
 
     type GetContainerEventsStream = Streamed<cri::ContainerEventResponse>;

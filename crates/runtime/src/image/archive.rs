@@ -68,12 +68,13 @@ impl ImageStore {
         }
         let mut names = Vec::new();
         for image in found {
-            names.push(self.import_one(&source, image, progress)?);
+            names.extend(self.import_one(&source, image, progress)?);
         }
         Ok(names)
     }
 
-    fn import_one(&self, source: &Source, found: Found, progress: &ProgressFn) -> Result<String, Error> {
+    /// Its references: all tags, or its id if it has none.
+    fn import_one(&self, source: &Source, found: Found, progress: &ProgressFn) -> Result<Vec<String>, Error> {
         let config: ConfigFile = serde_json::from_slice(&found.config)
             .map_err(|error| Error::Archive(format!("image configuration: {error}")))?;
         let diff_ids = &config.rootfs.diff_ids;
@@ -105,7 +106,10 @@ impl ImageStore {
             let parsed = parse_reference(tag)?;
             repo_digests.push(format!("{}/{}@{digest}", parsed.registry(), parsed.repository()));
         }
-        let name = found.tags.first().cloned().unwrap_or_else(|| id.clone());
+        let names = match found.tags.clone() {
+            tags if tags.is_empty() => vec![id.clone()],
+            tags => tags,
+        };
         self.add(Image {
             id,
             repo_tags: found.tags,
@@ -116,10 +120,10 @@ impl ImageStore {
             pinned: false,
             source: None,
         })?;
-        progress(Progress::Done {
-            reference: name.clone(),
-        });
-        Ok(name)
+        for reference in names.clone() {
+            progress(Progress::Done { reference });
+        }
+        Ok(names)
     }
 }
 

@@ -27,6 +27,21 @@ impl NullDevice {
         }
         Ok(NullDevice(null))
     }
+
+    /// Where the standard input is the host's null device, puts this one in its place: a checkpoint can only be taken
+    /// of a process whose files are on the container's own mounts.
+    pub(super) fn replace_standard_input(&self, dev: BorrowedFd<'_>) -> Result<(), InitError> {
+        let what = || "replace the standard input".into();
+        let stat = rustix::fs::fstat(rustix::stdio::stdin()).context(what)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::CharacterDevice
+            || stat.st_rdev != rustix::fs::makedev(1, 3)
+        {
+            return Ok(());
+        }
+        let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let null = rustix::fs::openat(dev, "null", flags, Mode::empty()).context(what)?;
+        rustix::stdio::dup2_stdin(null).context(what)
+    }
 }
 
 /// A path and the mount that must be seen there.

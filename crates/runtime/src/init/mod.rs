@@ -33,7 +33,8 @@ pub const CONTROL_FD: i32 = 3;
 /// may end at any moment, and a number would then be somebody else's, a process of the host perhaps.
 pub const TARGET_FD: i32 = 4;
 
-pub(crate) use tree::{clone_directory, make_tree_readonly, map_ids};
+pub(crate) use targets::open_inside;
+pub(crate) use tree::{clone_directory, make_tree_readonly, map_ids, mount_id};
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum InitError {

@@ -82,6 +82,7 @@ pub fn build_root(
         .ok_or_else(|| InitError::Message("the container has no /dev".into()))?;
     make_devices(root, dev.as_fd(), &spec.devices, user.is_some())?;
     let null = NullDevice::open(dev.as_fd())?;
+    null.replace_standard_input(dev.as_fd())?;
     let console = match (&made.pts, spec.process.terminal) {
         (Some(pts), true) => Some(make_console(dev.as_fd(), pts)?),
         (None, true) => return Err(InitError::Message("the container has no /dev/pts".into())),

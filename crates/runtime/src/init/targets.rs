@@ -42,7 +42,7 @@ pub(super) fn open_without_links(root: BorrowedFd<'_>, path: &str) -> Result<Opt
 }
 
 /// Opens a path of the root, following links inside of it. `None` if there is nothing.
-pub(super) fn open_inside(root: BorrowedFd<'_>, path: &str) -> Result<Option<OwnedFd>, InitError> {
+pub(crate) fn open_inside(root: BorrowedFd<'_>, path: &str) -> Result<Option<OwnedFd>, InitError> {
     match rustix::fs::openat2(root, path, OPEN, Mode::empty(), IN_ROOT) {
         Ok(fd) => Ok(Some(fd)),
         Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),

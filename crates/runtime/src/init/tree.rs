@@ -84,7 +84,7 @@ pub(super) fn attach(tree: &OwnedFd, target: &OwnedFd, name: &str) -> Result<(),
 }
 
 /// The kernel's number of the mount that `fd` is on: it tells two mounts of one file system apart.
-pub(super) fn mount_id(fd: BorrowedFd<'_>) -> rustix::io::Result<u64> {
+pub(crate) fn mount_id(fd: BorrowedFd<'_>) -> rustix::io::Result<u64> {
     rustix::fs::statx(fd, "", AtFlags::EMPTY_PATH, StatxFlags::MNT_ID).map(|stat| stat.stx_mnt_id)
 }
 

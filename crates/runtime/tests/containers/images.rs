@@ -93,7 +93,8 @@ pub async fn archives() {
     // docker save: the configuration is named by its digest, the layer is plain.
     let config = good[2].1.clone();
     let manifest = serde_json::json!([{
-        "Config": format!("{}.json", sha256(&config)), "RepoTags": ["docker-saved:2"], "Layers": ["abc/layer.tar"],
+        "Config": format!("{}.json", sha256(&config)), "RepoTags": ["docker-saved:2", "docker-saved:latest"],
+        "Layers": ["abc/layer.tar"],
     }]);
     let files = [
         (format!("{}.json", sha256(&config)), config),
@@ -103,7 +104,10 @@ pub async fn archives() {
     write_archive(&path, &files);
     assert_eq!(
         store.import(&path, &silent()).expect("imports"),
-        ["docker.io/library/docker-saved:2"]
+        [
+            "docker.io/library/docker-saved:2",
+            "docker.io/library/docker-saved:latest"
+        ]
     );
     let image = store.find("docker-saved:2").expect("find").expect("there");
     assert_eq!(image.config.cmd, ["sh"]);

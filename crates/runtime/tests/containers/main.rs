@@ -3,6 +3,7 @@
 
 mod basics;
 mod cdi;
+mod checkpoint;
 mod edges;
 mod environment;
 mod harness;
@@ -22,6 +23,8 @@ const TESTS: &[Test] = tests![
     basics::users_and_mounts,
     basics::terminal,
     basics::streaming,
+    checkpoint::archives,
+    checkpoint::refusals,
     cdi::devices,
     edges::failures,
     edges::namespaces,

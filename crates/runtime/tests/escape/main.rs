@@ -26,10 +26,11 @@
 //! | a layer taken for another one | | `registries::whole_digests` |
 //! | root of a user namespace reaches what is the host's | CVE-2023-25809 | `users::root_inside`, `users::root_stays_inside` |
 //! | half a user namespace: another pod's ids, the host's other namespaces | | `users::what_cannot_be_mapped`, `users::namespaces_of_the_pod` |
+//! | links among the files that a checkpoint reads, and where it is written | | `daemon::checkpoint::diff`, `checkpoint::refusals` of the containers' suite |
 //! | subPath | CVE-2017-1002101, CVE-2021-25741 | `volumes::sub_path` of the node |
 //!
-//! Not tried, because this runtime has no such code: netlink attributes of namespaces (CVE-2021-43784), labels of SELinux and AppArmor (CVE-2019-16884, CVE-2025-52881), copying files in and out,
-//! checkpoints (CVE-2018-15664, CVE-2019-14271), volumes of image configurations (CVE-2022-23648), CDI, NRI.
+//! Not tried, because this runtime has no such code: netlink attributes of namespaces (CVE-2021-43784), labels of SELinux and AppArmor (CVE-2019-16884, CVE-2025-52881), copying files in and out
+//! (CVE-2018-15664, CVE-2019-14271), volumes of image configurations (CVE-2022-23648), CDI, NRI.
 //! Not tried, because it is not the runtime's to refuse: CNI plugins that others install (CVE-2021-20206; the
 //! administrator writes their configuration), faults of the kernel (CVE-2022-0847, CVE-2024-1086), and
 //! what a privileged container may do.

@@ -26,6 +26,9 @@ impl Objects for Scripted {
     async fn secret(&self, _: &str, _: &str) -> Result<Option<Arc<Secret>>, String> {
         Ok(None)
     }
+    async fn trust_bundles(&self) -> Result<crate::objects::TrustBundles, String> {
+        Ok(Default::default())
+    }
     async fn claim(&self, _: &str, name: &str) -> Result<PersistentVolumeClaim, String> {
         let found = self.claims.get(name).cloned();
         let found = found.ok_or_else(|| format!("persistentvolumeclaims {name:?} not found"))?;

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use skiff_csi::v1;
+use skiff_csi::{Code, v1};
 
 use super::client::{map, text};
 use super::data::{Data, Layout, Stage};
@@ -13,7 +13,7 @@ use super::request::credentials;
 use super::{Csi, log};
 use crate::volumes::claims::FOR_ONE_POD;
 use crate::volumes::volume_type::{Ready, Wanted, remove_link};
-use crate::volumes::{SetUpError, Volumes, blocking, link_device};
+use crate::volumes::{SetUpError, Volumes, blocking, is_mount_point, link_device};
 
 impl Csi {
     pub(super) async fn map_device(
@@ -125,15 +125,30 @@ impl Csi {
             let failed = |error: String| log(format!("blockMapper.unpublishVolumeForBlock failed: {error}"));
             let driver = self.driver(&key.driver).map_err(failed)?;
             let target = self.layout.device_publish(name, uid);
-            driver
-                .unpublish(&key.handle, &target)
-                .await
-                .map_err(|error| failed(error.to_string()))?;
+            match driver.unpublish(&key.handle, &target).await {
+                Err(error) if error.code == Code::NotFound => {
+                    let place = target.clone();
+                    let removed = blocking(move || remove_unmounted(&place)).await;
+                    removed.map_err(|_| failed(error.to_string()))?;
+                }
+                unpublished => unpublished.map_err(|error| failed(error.to_string()))?,
+            }
             remove_link(link).map_err(|error| failed(error.to_string()))?;
             self.remove_user(&key, uid);
         }
         self.unstage_if_unused(&key).await;
         Ok(())
+    }
+}
+
+/// Removes the place of a device that its driver does not know any more.
+fn remove_unmounted(place: &Path) -> std::io::Result<()> {
+    if is_mount_point(place)? {
+        return Err(std::io::Error::other("still mounted"));
+    }
+    match std::fs::remove_file(place) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 

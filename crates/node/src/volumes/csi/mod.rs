@@ -23,6 +23,7 @@ use k8s_openapi::api::storage::v1::{CSIDriver, CSIDriverSpec};
 use kube::Client;
 use parking_lot::Mutex;
 use skiff_client::Informer;
+use skiff_csi::Code;
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -48,6 +49,10 @@ struct Held {
     users: HashMap<Key, HashSet<String>>,
     /// By the pod's uid and the name of the volume.
     published: HashSet<(String, String)>,
+    /// How large volumes are where they are mounted, in bytes.
+    sizes: HashMap<Key, i64>,
+    /// Those that the driver does not expand while they are in use here.
+    expansion_refused: HashSet<Key>,
 }
 
 pub struct Csi {
@@ -232,6 +237,9 @@ impl Csi {
                 }
                 !users.is_empty()
             });
+            let users = &held.users;
+            held.sizes.retain(|key, _| users.contains_key(key));
+            held.expansion_refused.retain(|key| users.contains_key(key));
         });
         for key in keys {
             self.unstage_if_unused(&key).await;
@@ -279,8 +287,11 @@ impl Csi {
         let capabilities = driver.capabilities().await.map_err(|e| e.to_string())?;
         let staging = self.staging_path(key, stage);
         if capabilities.stage {
-            let unstaged = driver.unstage(&key.handle, &staging).await;
-            unstaged.map_err(|error| error.to_string())?;
+            match driver.unstage(&key.handle, &staging).await {
+                // The volume is deleted. If something of it is still mounted, the removal below says so.
+                Err(error) if error.code == Code::NotFound => {}
+                unstaged => unstaged.map_err(|error| error.to_string())?,
+            }
         }
         let (layout, stage) = (self.layout.clone(), stage.clone());
         blocking(move || match stage {

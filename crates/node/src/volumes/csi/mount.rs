@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{CSIPersistentVolumeSource, CSIVolumeSource, Pod, SecretReference};
-use skiff_csi::v1;
+use skiff_csi::{Code, v1};
 
 use super::client::{Access, Capabilities, Driver, map, text};
 use super::data::{Data, Key, Stage, hash};
@@ -160,10 +160,12 @@ impl VolumeType for CsiVolume {
             let _turn = csi.turn(&key).await;
             let failed = |error: String| log(format!("Unmounter.TearDownAt failed: {error}"));
             let driver = csi.driver(&key.driver).map_err(failed)?;
-            driver
-                .unpublish(&key.handle, &mount)
-                .await
-                .map_err(|error| failed(error.to_string()))?;
+            match driver.unpublish(&key.handle, &mount).await {
+                // The driver has deleted it, and its answer did not reach an earlier life of the node. If something is still
+                // mounted, the removal below says so.
+                Err(error) if error.code == Code::NotFound => {}
+                unpublished => unpublished.map_err(|error| failed(error.to_string()))?,
+            }
             let directory = directory.to_path_buf();
             blocking(move || remove_mount_dir(&mount, &directory))
                 .await

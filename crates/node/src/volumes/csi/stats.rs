@@ -1,24 +1,24 @@
-//! How full the volumes of drivers are, as their drivers say, for `/stats/summary`.
+//! How full the volumes of drivers are, as their drivers say, for `/stats/summary` and `/metrics`.
 
 use std::path::Path;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
-use serde_json::{Value, json};
-use skiff_csi::v1::VolumeUsage;
+use skiff_csi::v1::VolumeUsage as CsiUsage;
 use skiff_csi::v1::volume_usage::Unit;
 
 use super::Csi;
 use super::data::{Data, Key};
+use crate::disk_stats::VolumeUsage;
 use crate::pods;
-use crate::volumes::{Volumes, blocking, claims};
+use crate::volumes::{FsUsage, Volumes, blocking, claims};
 
-/// Who asks for the summary waits for all of it.
+/// A driver that does not answer must not keep the numbers of the others away.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Volumes {
     /// One entry for each volume of the pod whose driver tells.
-    pub async fn driver_stats(&self, pod: &Pod) -> Vec<Value> {
+    pub async fn driver_stats(&self, pod: &Pod) -> Vec<VolumeUsage> {
         let Some(csi) = &self.csi else {
             return Vec::new();
         };
@@ -32,19 +32,25 @@ impl Volumes {
                 (None, None) => return None,
             };
             let directory = self.volume_dir(uid, "csi", &on_disk);
-            let namespace = pods::namespace(pod);
+            let (link, device) = (
+                self.device_link(uid, "csi", &on_disk),
+                csi.layout.device_data(&on_disk),
+            );
             Some(async move {
-                let place = directory.clone();
-                let data = blocking(move || Data::load(&place)).await.ok()??;
-                let (key, mount) = (data.key(), directory.join("mount"));
-                let usage = tokio::time::timeout(PATIENCE, csi.usage(&key, &mount));
+                let found = blocking(move || match Data::load(&directory)? {
+                    Some(data) => Ok(Some((data, directory.join("mount")))),
+                    None if link.is_symlink() => Ok(Data::load(&device)?.map(|data| (data, link))),
+                    None => Ok::<_, std::io::Error>(None),
+                });
+                let (data, path) = found.await.ok()??;
+                let key = data.key();
+                let usage = tokio::time::timeout(PATIENCE, csi.usage(&key, &path));
                 let usage = usage.await.ok()??;
-                let mut shown = entry(&usage);
-                shown["name"] = json!(volume.name);
-                if let Some(claim) = claim {
-                    shown["pvcRef"] = json!({"name": claim, "namespace": namespace});
-                }
-                Some(shown)
+                Some(VolumeUsage {
+                    name: volume.name.clone(),
+                    claim,
+                    usage: fs_usage(&usage),
+                })
             })
         });
         let asked: Vec<_> = asked.collect();
@@ -54,7 +60,7 @@ impl Volumes {
 }
 
 impl Csi {
-    async fn usage(&self, key: &Key, path: &Path) -> Option<Vec<VolumeUsage>> {
+    async fn usage(&self, key: &Key, path: &Path) -> Option<Vec<CsiUsage>> {
         let driver = self.driver(&key.driver).ok()?;
         if !driver.capabilities().await.ok()?.stats {
             return None;
@@ -63,20 +69,21 @@ impl Csi {
     }
 }
 
-fn entry(usage: &[VolumeUsage]) -> Value {
-    let now = k8s_openapi::jiff::Timestamp::now();
-    let mut shown = json!({"time": skiff_meta::time::format_seconds(now)});
-    for one in usage {
-        let names = match one.unit() {
-            Unit::Bytes => ["availableBytes", "capacityBytes", "usedBytes"],
-            Unit::Inodes => ["inodesFree", "inodes", "inodesUsed"],
-            Unit::Unknown => continue,
-        };
-        for (name, amount) in names.into_iter().zip([one.available, one.total, one.used]) {
-            shown[name] = json!(u64::try_from(amount).unwrap_or(0));
+fn fs_usage(told: &[CsiUsage]) -> FsUsage {
+    let mut usage = FsUsage {
+        time: crate::server::now_nanos(),
+        ..FsUsage::default()
+    };
+    for one in told {
+        let [available, total, used] =
+            [one.available, one.total, one.used].map(|amount| Some(u64::try_from(amount).unwrap_or(0)));
+        match one.unit() {
+            Unit::Bytes => (usage.available, usage.capacity, usage.used) = (available, total, used),
+            Unit::Inodes => (usage.inodes_free, usage.inodes, usage.inodes_used) = (available, total, used),
+            Unit::Unknown => {}
         }
     }
-    shown
+    usage
 }
 
 #[cfg(test)]
@@ -85,19 +92,26 @@ mod tests {
 
     #[test]
     fn what_a_driver_says() {
-        let usage = |unit: Unit, available, total, used| VolumeUsage {
+        let usage = |unit: Unit, available, total, used| CsiUsage {
             available,
             total,
             used,
             unit: unit.into(),
         };
-        let mut shown = entry(&[
+        let shown = fs_usage(&[
             usage(Unit::Bytes, 60, 100, 40),
             usage(Unit::Inodes, 7, 10, 3),
             usage(Unit::Unknown, 1, 1, 1),
         ]);
-        shown.as_object_mut().unwrap().remove("time");
-        let expected = json!({"availableBytes": 60, "capacityBytes": 100, "usedBytes": 40, "inodesFree": 7, "inodes": 10, "inodesUsed": 3});
+        let expected = FsUsage {
+            time: shown.time,
+            available: Some(60),
+            capacity: Some(100),
+            used: Some(40),
+            inodes_free: Some(7),
+            inodes: Some(10),
+            inodes_used: Some(3),
+        };
         assert_eq!(shown, expected);
     }
 }
