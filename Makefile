@@ -8,13 +8,13 @@ RELEASE := target/$(TRIPLE)/release/skiff
 BUILD_PACKAGES := gcc g++ make cmake libc6-dev
 # What the tests need: the real parts they claim to work with.
 TEST_PACKAGES  := etcd-server containerd runc containernetworking-plugins docker-registry \
-                  skopeo busybox-static curl iproute2 nftables util-linux procps strace openssl
+                  skopeo busybox-static criu curl dbus-daemon iproute2 nftables util-linux procps strace openssl
 
 # What the stand-ins for the conformance suite's images are made of.
 IMAGE_PACKAGES := busybox-static bash nginx-light perl-base bind9-dnsutils bind9-host curl netcat-openbsd iproute2 \
-                  iperf util-linux procps etcd-server wget
+                  iperf util-linux procps etcd-server wget conntrack iptables
 
-.PHONY: up down build build-deps test test-deps lint unit e2e conformance gateway-conformance churn faults restarts clients mix bench bench-network bench-scheduler bench-sim bench-sim-servers critest cgroup2 bench-dns fuzz release install clean
+.PHONY: up down build build-deps test test-deps lint unit e2e conformance gateway-conformance churn faults restarts clients mix bench bench-network bench-scheduler bench-sim bench-sim-servers critest cgroup2 bench-dns bench-ingress bench-node fuzz release install clean
 
 ## up: build the release binary and start a cluster with everything embedded
 up: build
@@ -65,6 +65,16 @@ gateway-conformance: build
 ## bench-dns: cluster DNS with SERVICES=5000 for SECONDS=10, and the real CoreDNS beside it (needs Go; COREDNS=no leaves it out)
 bench-dns:
 	SERVICES=$(or $(SERVICES),5000) SECONDS=$(or $(SECONDS),10) COREDNS=$(COREDNS) sh tools/bench-dns.sh
+
+## bench-ingress: the ingress proxy beside nginx, ROUNDS=3 times, each measurement for SECONDS=5; TRAEFIK=path adds that binary
+bench-ingress: build test-deps
+	@sh tools/packages.sh nginx-light nghttp2-client python3
+	SECONDS_EACH=$(or $(SECONDS),5) ROUNDS=$(or $(ROUNDS),3) TRAEFIK=$(TRAEFIK) sh tools/bench-ingress.sh $(RELEASE)
+
+## bench-node: pods of a joined node beside upstream's kubelet with containerd: time, CPU, memory; takes ROUNDS=30 and PODS=100 (needs Go)
+bench-node: build test-deps
+	@sh tools/packages.sh python3
+	ROUNDS=$(ROUNDS) PODS=$(PODS) sh tests/mix/run.sh $(RELEASE) node
 
 ## bench-network: the service proxy with SERVICES="1000 5000 10000": time to load, cost of a change; then beside kube-proxy
 bench-network: build
@@ -122,7 +132,7 @@ critest: build test-deps
 cgroup2: test-deps
 	sh tools/cgroup2.sh $(CARGO) test --package skiff-runtime --test containers --test escape
 
-## mix: skiff's parts and upstream's in one cluster, or one of ONLY="kubeadm agent proxy runtime flannel devices" (needs Go)
+## mix: skiff's parts and upstream's in one cluster, or one of ONLY="kubeadm agent proxy runtime flannel devices metrics csi" (needs Go)
 mix: build test-deps
 	sh tests/mix/run.sh $(RELEASE) $(ONLY)
 

@@ -1,7 +1,7 @@
 # Machines for scripts: namespaces of this one (network, mounts, host name, cgroups), connected by a switch in a namespace of
 # its own. Source this file, then:
 #
-#   machines_start FOLDER NAME…   makes the machines; their /var/lib/skiff and /run/skiff lie below FOLDER
+#   machines_start FOLDER NAME…   makes the machines; their /var/lib/skiff, /var/lib/kubelet and /run/skiff lie below FOLDER
 #   machine NAME COMMAND…         runs a command on one
 #   machine_address NAME          prints its address
 #   machines_end                  stops and removes all of it; for an EXIT trap
@@ -55,7 +55,8 @@ machines_cgroups() {
 machines_processes() { find "$1" -name cgroup.procs -exec cat {} + 2>/dev/null; }
 
 machines_add() {
-    mkdir -p "$machines_folder/$1/lib" "$machines_folder/$1/run" /var/lib/skiff /run/skiff
+    mkdir -p "$machines_folder/$1/lib" "$machines_folder/$1/kubelet" "$machines_folder/$1/run" \
+        /var/lib/skiff /var/lib/kubelet /run/skiff
     cgroups=$(machines_cgroups "$1")
     for cgroup in $cgroups; do
         mkdir -p "$cgroup"
@@ -77,6 +78,7 @@ machines_add() {
         mount --make-rshared /
         echo "$1" >/proc/sys/kernel/hostname
         mount --bind "$2/lib" /var/lib/skiff
+        mount --bind "$2/kubelet" /var/lib/kubelet
         mount --bind "$2/run" /run/skiff
         ip link set lo up
         ip addr add "$3/24" dev eth0

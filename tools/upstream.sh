@@ -1,5 +1,6 @@
 #!/bin/sh
-# upstream.sh DIR [NAME…]: upstream's programs, built by Go from their modules into DIR/bin: etcd, flanneld and the commands
+# upstream.sh DIR [NAME…]: upstream's programs, built by Go from their modules into DIR/bin: etcd, flanneld, helm, metrics-server
+# (with its chart in DIR/charts) and the commands
 # of Kubernetes that are named (kubelet, kubeadm, kube-proxy, …); without names a control plane, to measure beside.
 # What is there already is left alone.
 set -eu
@@ -10,6 +11,8 @@ kubernetes=v1.36.4
 staging=v0.36.4
 etcd=v3.6.8
 flannel=v0.26.7
+metrics_server=v0.9.0
+here=$(cd "$(dirname "$0")" && pwd)
 # As tests/conformance builds it, so that both share the compiler's cache.
 export CGO_ENABLED=0
 mkdir -p "$dir/bin" "$dir/src"
@@ -39,12 +42,32 @@ build_flanneld() {
     )
 }
 
+build_metrics_server() {
+    mkdir -p metrics-server ../charts
+    (
+        cd metrics-server
+        rm -f go.mod go.sum
+        go mod init metrics-server-build >/dev/null 2>&1
+        go get "sigs.k8s.io/metrics-server/cmd/metrics-server@$metrics_server"
+        go build -ldflags "-s -w" -o ../../bin/metrics-server sigs.k8s.io/metrics-server/cmd/metrics-server
+        cp -r --no-preserve=mode "$(go list -m -f '{{.Dir}}' sigs.k8s.io/metrics-server)/charts/metrics-server" ../../charts/
+    )
+}
+
+# Where its version is pinned already.
+build_helm() {
+    bin=$(cd ../bin && pwd)
+    (cd "$here/../tests/clients/helm" && go build -ldflags "-s -w" -o "$bin/helm" helm.sh/helm/v4/cmd/helm)
+}
+
 missing=""
 for name in "$@"; do
     if [ ! -x "../bin/$name" ]; then
         case $name in
             etcd) build_etcd ;;
             flanneld) build_flanneld ;;
+            helm) build_helm ;;
+            metrics-server) build_metrics_server ;;
             *) missing="$missing k8s.io/kubernetes/cmd/$name" ;;
         esac
     fi

@@ -6,7 +6,8 @@
 #
 # FOCUS and SKIP are regular expressions over test names, PARALLEL the number of tests at a time. NODES is the number of
 # machines, which are namespaces of this one (tools/machines.sh): a server, and agents that join it. UP holds more
-# arguments for `skiff up`. KEEP=1 leaves the cluster running for a look at what is left.
+# arguments for `skiff up`. CSI_PROGRAMS is a folder with the CSI hostpath driver and its sidecars, for the tests of storage drivers; they
+# also need UP="--root-dir /var/lib/kubelet". KEEP=1 leaves the cluster running for a look at what is left.
 set -eu
 # Absolute, because the suite is built in its own folder.
 skiff=$(realpath "${1:?usage: run.sh SKIFF-BINARY}")
@@ -83,7 +84,7 @@ namespaces=""
 for one in $machines; do
     namespaces="$namespaces,/proc/$(cat "$out/machines/$one.pid")/ns/net"
 done
-"$out/images" -programs "$out" -module "$module" -list "$out/images.txt" -repos "$out/repos.yaml" -netns "${namespaces#,}" &
+"$out/images" -programs "$out" -drivers "${CSI_PROGRAMS:-}" -module "$module" -list "$out/images.txt" -repos "$out/repos.yaml" -netns "${namespaces#,}" &
 registry=$!
 until [ -s "$out/repos.yaml" ]; do
     kill -0 "$registry" || exit 1

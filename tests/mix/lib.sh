@@ -25,8 +25,10 @@ start() {
     machines_start "$work/machines" "$@"
 }
 
+# A scenario that has something to gather or to clean itself defines before_finish.
 finish() {
     status=$?
+    ! command -v before_finish >/dev/null || before_finish || true
     for name in ${skiff_machines:-}; do
         machine "$name" "$skiff" down --delete >/dev/null 2>&1 || true
     done
@@ -98,23 +100,53 @@ node_is_ready() {
     says True kubectl get node "$1" -o 'jsonpath={.status.conditions[?(@.type=="Ready")].status}'
 }
 
-# image_archive FILE REFERENCE COMMAND: an image with Debian's static busybox; the command is a JSON list.
-image_archive() {
+# pack_image ROOT FILE REFERENCE CONFIG: the folder ROOT as an image of one layer; CONFIG is the JSON of its `config`.
+pack_image() {
     folder=$(mktemp -d "$work/image.XXXXXX")
-    mkdir -p "$folder/root/bin" "$folder/root/etc" "$folder/root/tmp"
-    cp /bin/busybox "$folder/root/bin/"
-    for applet in sh cat echo sleep httpd wget timeout nc mkdir; do
-        ln -s busybox "$folder/root/bin/$applet"
-    done
-    tar -C "$folder/root" -cf "$folder/layer.tar" .
+    tar -C "$1" -cf "$folder/layer.tar" .
     layer=$(sha256sum "$folder/layer.tar" | cut -d' ' -f1)
-    printf '{"architecture":"amd64","os":"linux","config":{"Env":["PATH=/bin"],"Cmd":%s},"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' \
-        "$3" "$layer" >"$folder/config"
+    printf '{"architecture":"amd64","os":"linux","config":%s,"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' \
+        "$4" "$layer" >"$folder/config"
     config=$(sha256sum "$folder/config" | cut -d' ' -f1).json
     mv "$folder/config" "$folder/$config"
-    printf '[{"Config":"%s","RepoTags":["%s"],"Layers":["layer.tar"]}]' "$config" "$2" >"$folder/manifest.json"
-    tar -C "$folder" -cf "$1" "$config" layer.tar manifest.json
+    printf '[{"Config":"%s","RepoTags":["%s"],"Layers":["layer.tar"]}]' "$config" "$3" >"$folder/manifest.json"
+    tar -C "$folder" -cf "$2" "$config" layer.tar manifest.json
     rm -r "$folder"
+}
+
+# image_archive FILE REFERENCE COMMAND: an image with Debian's static busybox; the command is a JSON list.
+image_archive() {
+    root=$(mktemp -d "$work/root.XXXXXX")
+    chmod 755 "$root"
+    mkdir -p "$root/bin" "$root/etc" "$root/tmp"
+    cp /bin/busybox "$root/bin/"
+    for applet in sh cat echo sleep httpd wget timeout nc mkdir; do
+        ln -s busybox "$root/bin/$applet"
+    done
+    pack_image "$root" "$1" "$2" "{\"Env\":[\"PATH=/bin\"],\"Cmd\":$3}"
+    rm -r "$root"
+}
+
+# program_archive FILE REFERENCE PROGRAM [TOOL…]: an image whose entrypoint is a static program, with tools of Debian and the
+# libraries they are linked to.
+program_archive() {
+    root=$(mktemp -d "$work/root.XXXXXX")
+    chmod 755 "$root"
+    mkdir -p "$root/tmp"
+    archive=$1
+    reference=$2
+    program=$3
+    cp "$program" "$root/"
+    shift 3
+    for tool in "$@"; do
+        for file in "$tool" $(ldd "$tool" 2>/dev/null | grep -o '/[^ ]*'); do
+            mkdir -p "$root/$(dirname "$file")"
+            cp -L "$file" "$root/$file"
+        done
+    done
+    pack_image "$root" "$archive" "$reference" \
+        "{\"Env\":[\"PATH=/usr/sbin:/usr/bin:/sbin:/bin\"],\"Entrypoint\":[\"/$(basename "$program")\"]}"
+    rm -r "$root"
 }
 
 busybox_archive() {
@@ -177,4 +209,87 @@ kube_proxy() {
     kubectl -n kube-system create token kube-proxy --duration=2h >"$folder/token"
     background "$1" "kube-proxy-$2" kube-proxy --config="$folder/config.conf" --hostname-override="$2"
     wait_until "kube-proxy on $1 has its rules" machine "$1" nft list table ip kube-proxy
+}
+
+# containerd_on MACHINE ARCHIVE…: containerd as its package installs it, with the images that no registry brings here.
+containerd_on() {
+    node=$1
+    shift
+    fresh_files "$node"
+    files=$machines_folder/$node/files
+    image_archive "$work/pause.tar" "$pause" '["sleep", "2147483647"]'
+    mkdir -p "$files/etc/containerd"
+    # CAP_SYS_RESOURCE may be missing: then oom_score_adj can only be raised.
+    cat >"$files/etc/containerd/config.toml" <<TOML
+version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  restrict_oom_score_adj = true
+  sandbox_image = "$pause"
+  disable_apparmor = true
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+TOML
+    background "$node" containerd containerd
+    wait_until "containerd answers" machine "$node" ctr version
+    for one in "$work/pause.tar" "$@"; do
+        machine "$node" ctr --namespace k8s.io image import "$one" >/dev/null
+    done
+}
+
+# join_kubelet MACHINE SERVER FLAG…: upstream's kubelet, as its package installs it, on a machine that `kubeadm join` with
+# these flags makes a node of the server's cluster.
+join_kubelet() {
+    node=$1
+    server=$2
+    shift 2
+    files=$machines_folder/$node/files
+    mkdir -p "$files/opt/cni" "$files/etc/cni/net.d"
+    ln -s /usr/lib/cni "$files/opt/cni/bin"
+    # As the documents of kubeadm ask for it.
+    machine "$node" sh -c 'echo 1 >/proc/sys/net/ipv4/ip_forward'
+
+    # What a user types. Patched and ignored is what this machine has not: systemd for cgroups, cgroups of version 2, and a
+    # kernel configuration that can be read.
+    mkdir "$files/patches"
+    cat >"$files/patches/kubeletconfiguration0+merge.yaml" <<YAML
+cgroupDriver: cgroupfs
+failCgroupV1: false
+# A disk that is full of builds is no matter here.
+evictionHard: {memory.available: 10Mi, nodefs.available: 1%, nodefs.inodesFree: 1%, imagefs.available: 1%, imagefs.inodesFree: 1%}
+YAML
+    line="$(machine "$server" "$skiff" token create --kubeadm) $*"
+    echo "$line"
+    # shellcheck disable=SC2086
+    background "$node" kubeadm $line --patches "$files/patches" --ignore-preflight-errors=SystemVerification
+    kubeadm=$!
+    # Without systemd kubeadm starts no service: this is what kubelet.service runs with kubeadm's drop-in.
+    flags=$files/var/lib/kubelet/kubeadm-flags.env
+    until [ -s "$flags" ]; do
+        kill -0 "$kubeadm" 2>/dev/null || {
+            cat "$work/kubeadm.log" >&2
+            exit 1
+        }
+        sleep 0.1
+    done
+    background "$node" kubelet sh -c '
+        . /var/lib/kubelet/kubeadm-flags.env
+        exec kubelet --bootstrap-kubeconfig=/etc/kubernetes/bootstrap-kubelet.conf --kubeconfig=/etc/kubernetes/kubelet.conf \
+            --config=/var/lib/kubelet/config.yaml $KUBELET_KUBEADM_ARGS'
+    wait "$kubeadm" || {
+        cat "$work/kubeadm.log" >&2
+        exit 1
+    }
+    says "This node has joined the cluster" cat "$work/kubeadm.log"
+
+    # The network of that machine, as its administrator chooses it: the bridge plugin.
+    has_pods() { says / kubectl get node "$node" -o 'jsonpath={.spec.podCIDR}'; }
+    wait_until "the Node has a pod network" has_pods
+    cat >"$files/etc/cni/net.d/10-bridge.conflist" <<JSON
+{"cniVersion": "0.4.0", "name": "mix", "plugins": [
+  {"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true,
+   "ipam": {"type": "host-local", "ranges": [[{"subnet": "$(kubectl get node "$node" -o 'jsonpath={.spec.podCIDR}')"}]],
+            "routes": [{"dst": "0.0.0.0/0"}]}},
+  {"type": "portmap", "capabilities": {"portMappings": true}}]}
+JSON
+    wait_until "the Node is Ready" node_is_ready "$node"
 }

@@ -11,12 +11,16 @@
 #   runtime   upstream's kubelet on skiff's embedded runtime
 #   flannel   flannel in place of skiff's pod network, and the throughput of both (SECONDS_EACH=5, three times)
 #   devices   upstream's sample device plugin on a skiff node
+#   csi       the CSI hostpath driver and upstream's sidecars; only when it is named, because their programs are not built
+#             here: CSI_PROGRAMS is the folder that has them
+#   metrics   the real metrics-server by its chart, in place of skiff's Metrics API
+#   node      only by name, since it measures: pods of a joined skiff beside those of upstream's kubelet with containerd
 #
 # UPSTREAM is the folder whose bin/ has upstream's programs, or gets them. OUT is where the logs go.
 set -eu
 skiff=$(realpath "${1:?usage: run.sh SKIFF-BINARY [SCENARIO…]}")
 shift
-[ $# -gt 0 ] || set -- kubeadm agent proxy runtime flannel devices
+[ $# -gt 0 ] || set -- kubeadm agent proxy runtime flannel devices metrics
 here=$(cd "$(dirname "$0")" && pwd)
 out=$(realpath -m "${OUT:-$here/../../target/mix}")
 upstream=$(realpath -m "${UPSTREAM:-$out/upstream}")
@@ -30,9 +34,10 @@ needs() {
         kubeadm) echo kubeadm kubelet kube-proxy ;;
         agent) echo etcd kube-apiserver kube-controller-manager kube-scheduler kubeadm ;;
         proxy) echo kube-proxy ;;
-        runtime) echo kubeadm kubelet ;;
+        runtime | node) echo kubeadm kubelet ;;
         flannel) echo flanneld ;;
-        devices) ;;
+        metrics) echo metrics-server helm ;;
+        devices | csi) ;;
         *) echo "there is no scenario $1" >&2; return 1 ;;
     esac
 }

@@ -3,7 +3,7 @@
 // The suite's own programs come from the same Go module as the suite; everything else is a stand-in made of the
 // Debian packages that are installed on this machine, under the name that the suite uses. Nothing is downloaded.
 //
-//	images -programs DIR -module DIR -list FILE -listen HOST:PORT -netns FILE,… -repos FILE -names NAME,… -certificate FILE
+//	images -programs DIR -drivers DIR -module DIR -list FILE -listen HOST:PORT -netns FILE,… -repos FILE -names NAME,… -certificate FILE
 //
 // FILE of -list holds the output of `e2e.test --list-images`. The file of -repos is written for the suite's
 // KUBE_TEST_REPO_LIST, so that it asks this registry. It serves until it is stopped.
@@ -28,6 +28,7 @@ import (
 func main() {
 	log.SetFlags(0)
 	programs := flag.String("programs", "", "folder of the programs built from the module")
+	drivers := flag.String("drivers", "", "folder of a storage driver and its sidecars, for those of their images whose program it has")
 	module := flag.String("module", "", "folder of the module k8s.io/kubernetes")
 	list := flag.String("list", "", "file with the suite's list of images")
 	listen := flag.String("listen", "127.0.0.1:0", "address to serve at")
@@ -45,7 +46,7 @@ func main() {
 		listener = tls.NewListener(listener, &tls.Config{Certificates: []tls.Certificate{own}, NextProtos: []string{"http/1.1"}})
 	}
 	registry := newRegistry()
-	kitchen := &kitchen{programs: *programs, module: *module}
+	kitchen := &kitchen{programs: *programs, drivers: *drivers, module: *module}
 	var without []string
 	for _, reference := range readList(*list) {
 		name, tag, ok := strings.Cut(reference, ":")
@@ -58,9 +59,13 @@ func main() {
 		if err != nil {
 			log.Fatalf("%s: %v", reference, err)
 		}
+		if image == nil {
+			without = append(without, reference)
+			continue
+		}
 		check(registry.add(name, tag, image))
 	}
-	log.Printf("made %d images; of the suite's list %d have no stand-in (drivers of storage vendors and the like)", registry.count(), len(without))
+	log.Printf("made %d images; of the suite's list %d have no stand-in: %s", registry.count(), len(without), strings.Join(without, " "))
 	for _, namespace := range strings.FieldsFunc(*netns, func(r rune) bool { return r == ',' }) {
 		inside, err := listenIn(namespace, listener.Addr().String())
 		check(err)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -9,25 +10,36 @@ import (
 // kitchen holds what recipes share: where programs are, and layers that several images have.
 type kitchen struct {
 	programs, module string
-	made             map[string][]byte
+	// A storage driver and its sidecars; somebody else has built them.
+	drivers string
+	made    map[string][]byte
 }
 
 // recipes by the last part of an image's name.
 var recipes = map[string]func(*kitchen) (*image, error){
-	"agnhost":                agnhost("pause"),
-	"busybox":                busybox,
-	"etcd":                   withLayer("etcd", etcd, &image{}),
-	"glibc-dns-testing":      withLayer("tools", tools, &image{cmd: []string{"bash"}}),
-	"ipc-utils":              withLayer("tools", tools, &image{cmd: []string{"sh"}}),
-	"kitten":                 picture("kitten"),
-	"nautilus":               picture("nautilus"),
-	"nginx":                  withLayer("nginx", nginx, &image{cmd: []string{"nginx", "-g", "daemon off;"}}),
-	"nonewprivs":             nonewprivs,
-	"nonroot":                withLayer("", nil, &image{cmd: []string{"sh"}, user: "1234"}),
-	"pause":                  pause,
-	"perl":                   withLayer("perl", func(l *layer) { l.debian("perl-base").program("/usr/bin/perl") }, &image{cmd: []string{"perl"}}),
-	"regression-issue-74839": oneProgram("regression-issue-74839"),
-	"sample-apiserver":       oneProgram("sample-apiserver"),
+	"agnhost":                   agnhost("pause"),
+	"busybox":                   busybox,
+	"csi-attacher":              sidecar("csi-attacher"),
+	"csi-node-driver-registrar": sidecar("csi-node-driver-registrar"),
+	"csi-provisioner":           sidecar("csi-provisioner"),
+	"csi-resizer":               sidecar("csi-resizer"),
+	"csi-snapshotter":           sidecar("csi-snapshotter"),
+	"distroless-iptables":       withLayer("iptables", iptables, &image{cmd: []string{"sh"}}),
+	"etcd":                      withLayer("etcd", etcd, &image{}),
+	"glibc-dns-testing":         withLayer("tools", tools, &image{cmd: []string{"bash"}}),
+	"hostpathplugin":            sidecar("hostpathplugin", "mount", "umount", "losetup", "fallocate", "findmnt", "tar", "gzip", "cp", "dd"),
+	"ipc-utils":                 withLayer("tools", tools, &image{cmd: []string{"sh"}}),
+	"kitten":                    picture("kitten"),
+	"livenessprobe":             sidecar("livenessprobe"),
+	"nautilus":                  picture("nautilus"),
+	"nginx":                     withLayer("nginx", nginx, &image{cmd: []string{"nginx", "-g", "daemon off;"}}),
+	"nonewprivs":                nonewprivs,
+	"nonroot":                   withLayer("", nil, &image{cmd: []string{"sh"}, user: "1234"}),
+	"pause":                     pause,
+	"perl":                      withLayer("perl", func(l *layer) { l.debian("perl-base").program("/usr/bin/perl") }, &image{cmd: []string{"perl"}}),
+	"regression-issue-74839":    oneProgram("regression-issue-74839"),
+	"sample-apiserver":          oneProgram("sample-apiserver"),
+	"snapshot-controller":       sidecar("snapshot-controller"),
 }
 
 func (k *kitchen) layer(name string, fill func(*layer)) ([]byte, error) {
@@ -87,6 +99,27 @@ func oneProgram(name string) func(*kitchen) (*image, error) {
 	}
 }
 
+// sidecar is a storage driver or one of the programs beside it, with tools of Debian. No image if the program is not there.
+func sidecar(name string, tools ...string) func(*kitchen) (*image, error) {
+	return func(k *kitchen) (*image, error) {
+		program := filepath.Join(k.drivers, name)
+		if _, err := os.Stat(program); k.drivers == "" || os.IsNotExist(err) {
+			return nil, nil
+		}
+		return k.stack(image{entrypoint: []string{"/" + name}}, k.named(name, func(l *layer) {
+			l.file("/"+name, program)
+			for _, tool := range tools {
+				found, err := exec.LookPath(tool)
+				if err != nil {
+					l.fail(err)
+					return
+				}
+				l.program(found)
+			}
+		}))
+	}
+}
+
 // base is busybox with all its applets, and the files that a shell expects to find.
 func base(l *layer) {
 	l.file("/bin/busybox", "/bin/busybox")
@@ -123,6 +156,11 @@ func tools(l *layer) {
 		l.program(program)
 	}
 	l.link("/usr/bin/nc", "/bin/nc.openbsd").link("/usr/local/bin/iperf", "/usr/bin/iperf")
+}
+
+func iptables(l *layer) {
+	l.debian("iptables").program("/usr/sbin/xtables-nft-multi").program("/usr/sbin/conntrack")
+	l.link("/usr/sbin/iptables", "iptables-nft").link("/usr/sbin/ip6tables", "ip6tables-nft")
 }
 
 func agnhost(cmd string, more ...func(*kitchen, *layer)) func(*kitchen) (*image, error) {
