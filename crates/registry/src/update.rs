@@ -64,6 +64,9 @@ enum Attempt {
     Overtaken,
     /// The cache has no such object: only the store can confirm that.
     Unsure,
+    /// The store did not take the write, or did not say what became of it: nobody may try again in the client's place, because
+    /// a second attempt that finds the first one's result would call that a conflict.
+    Failed(Status),
     /// Nothing to write, if what the attempt started from is what the store has.
     Unchanged(Updated),
 }
@@ -120,6 +123,7 @@ impl Registry {
             };
             match attempt {
                 Ok(Attempt::Done(updated)) => return Ok(updated),
+                Ok(Attempt::Failed(status)) => return Err(status),
                 Ok(Attempt::Raced(found)) => current = found,
                 Ok(Attempt::Unsure | Attempt::Overtaken) => {
                     current = self.stored_current(resource, &key).await?;
@@ -255,9 +259,8 @@ impl Registry {
             drop(change);
             let change = resource.hook.begin_delete(&old, &asked).await?;
             let write = KeyWrite::new(key, Expect::Revision(revision), Op::Delete);
-            let outcome = self.commits.write(write, change).await;
-            return match outcome.map_err(|failed| crate::errors::store(failed.error))? {
-                Committed::Done { revision } => {
+            return match self.commits.write(write, change).await {
+                Ok(Committed::Done { revision }) => {
                     object::set(&mut new, "resourceVersion", revision.to_string());
                     Ok(Attempt::Done(Updated {
                         object: new,
@@ -265,8 +268,9 @@ impl Registry {
                         deleted: true,
                     }))
                 }
-                Committed::Conflict { current } => Ok(Attempt::Raced(current_of(resource, current)?)),
-                Committed::Overtaken => Ok(Attempt::Overtaken),
+                Ok(Committed::Conflict { current }) => Ok(Attempt::Raced(current_of(resource, current)?)),
+                Ok(Committed::Overtaken) => Ok(Attempt::Overtaken),
+                Err(failed) => Ok(Attempt::Failed(crate::errors::store(failed.error))),
             };
         }
         if new == old && !rewrite {
@@ -287,9 +291,9 @@ impl Registry {
         let expect = Expect::Revision(revision);
         match self
             .put(context, resource, &key, expect, &mut new, change)
-            .await?
+            .await
         {
-            Committed::Done { revision } => {
+            Ok(Committed::Done { revision }) => {
                 object::set(&mut new, "resourceVersion", revision.to_string());
                 Ok(Attempt::Done(Updated {
                     object: new,
@@ -297,8 +301,9 @@ impl Registry {
                     deleted: false,
                 }))
             }
-            Committed::Conflict { current } => Ok(Attempt::Raced(current_of(resource, current)?)),
-            Committed::Overtaken => Ok(Attempt::Overtaken),
+            Ok(Committed::Conflict { current }) => Ok(Attempt::Raced(current_of(resource, current)?)),
+            Ok(Committed::Overtaken) => Ok(Attempt::Overtaken),
+            Err(status) => Ok(Attempt::Failed(status)),
         }
     }
 

@@ -318,3 +318,32 @@ async fn an_unknown_outcome_keeps_what_it_took() {
     assert!(full.text.contains("range is full"), "{}", full.text);
     held(&cluster).await;
 }
+
+/// A client whose write was carried out without an answer is not told that somebody else's was first.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_unknown_outcome_is_no_conflict() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = Arc::new(Lossy {
+        inner: Embedded::open(dir.path().join("store")).unwrap(),
+        on: AtomicBool::new(false),
+        lost: AtomicUsize::new(0),
+    });
+    let cluster = start(store.clone()).await;
+    assert_eq!(
+        cluster.post(SERVICES, service("one", "ClusterIP")).await.code,
+        201
+    );
+    let uri = format!("{SERVICES}/one");
+    let mut codes = BTreeMap::new();
+    for n in 0..60 {
+        store.on.store(false, Ordering::Relaxed);
+        let mut one = cluster.get(&uri).await.json;
+        store.on.store(true, Ordering::Relaxed);
+        one["metadata"]["labels"] = json!({"n": n.to_string()});
+        let code = cluster.put(&uri, one).await.code;
+        *codes.entry(code).or_insert(0) += 1;
+    }
+    assert!(store.lost.load(Ordering::Relaxed) > 5);
+    assert!(codes.keys().all(|code| [200, 503].contains(code)), "{codes:?}");
+    assert!(codes[&200] > 0, "{codes:?}");
+}
