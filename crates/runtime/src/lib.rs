@@ -42,6 +42,8 @@ pub struct Config {
     pub cdi_spec_dirs: Vec<PathBuf>,
     /// CRIU, which takes checkpoints: a path, or a name in PATH.
     pub criu: PathBuf,
+    /// Folders with the configuration of registries: `<host>/hosts.toml`. The first that has a registry counts.
+    pub registry_config_paths: Vec<PathBuf>,
 }
 
 impl Config {
@@ -63,6 +65,9 @@ impl Config {
             restrict_oom_score_adj: None,
             cdi_spec_dirs: vec!["/etc/cdi".into(), "/var/run/cdi".into()],
             criu: "criu".into(),
+            registry_config_paths: image::DEFAULT_REGISTRY_CONFIG_PATHS
+                .map(PathBuf::from)
+                .into(),
         }
     }
 

@@ -3,8 +3,7 @@
 use super::Daemon;
 use super::record::now_nanos;
 use super::status::image_view;
-use crate::image::{Credentials, Error, silent};
-use base64::Engine;
+use crate::image::{Credentials, Error, silent, split_auth};
 use skiff_cri::v1 as cri;
 use std::pin::Pin;
 use tonic::{Request, Response, Status};
@@ -23,21 +22,17 @@ fn status(error: Error) -> Status {
 
 fn credentials(auth: cri::AuthConfig) -> Result<Credentials, Status> {
     let (mut username, mut password) = (auth.username, auth.password);
-    if username.is_empty() && !auth.auth.is_empty() {
-        let broken =
-            || Status::invalid_argument("invalid registry credentials: auth is not base64 of user:password");
-        let decoded = base64::engine::general_purpose::STANDARD
-            .decode(auth.auth.trim())
-            .map_err(|_| broken())?;
-        let decoded = String::from_utf8(decoded).map_err(|_| broken())?;
-        let (user, secret) = decoded.split_once(':').ok_or_else(broken)?;
-        (username, password) = (user.to_owned(), secret.trim_end_matches('\0').to_owned());
+    if username.is_empty() && auth.identity_token.is_empty() && !auth.auth.is_empty() {
+        (username, password) = split_auth(&auth.auth).ok_or_else(|| {
+            Status::invalid_argument("invalid registry credentials: auth is not base64 of user:password")
+        })?;
     }
     Ok(Credentials {
         username,
         password,
         identity_token: auth.identity_token,
         registry_token: auth.registry_token,
+        server_address: auth.server_address,
     })
 }
 

@@ -119,7 +119,8 @@ impl Runtime {
             .and_then(|group| group.create())
             .map_err(io(format!("make cgroup {}", config.cgroup_parent)));
         shims?;
-        let images = Arc::new(ImageStore::open(&config.images())?);
+        let images = ImageStore::open(&config.images())?;
+        let images = Arc::new(images.with_registry_configs(config.registry_config_paths.clone()));
         let (streams, stream_server) = streaming::Streams::bind(config.stream_bind)
             .await
             .map_err(io("bind the streaming server".into()))?;

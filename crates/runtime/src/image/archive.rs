@@ -1,17 +1,18 @@
 //! Imports image archives: OCI layouts (as a tar or a directory) and `docker save` tars, plain, gzip or
 //! zstd. Everything is checked before the list of images changes.
 
-use super::config::{ConfigFile, Descriptor, Manifest, choose_platform};
+use super::config::{ConfigFile, Descriptor, Manifest};
 use super::limits::{self, Budget};
 use super::unpack::{MAX_HEADERS, Metered};
 use super::{
-    Error, Image, ImageStore, Progress, ProgressFn, chain_ids, digest_of, expect_digest, hex_of, io_error,
-    is_digest, layer_name, normalize, parse_reference, stream,
+    Error, Image, ImageStore, Platform, Progress, ProgressFn, chain_ids, digest_of, expect_digest, hex_of,
+    io_error, is_digest, layer_name, normalize, parse_reference, stream,
 };
 use serde::Deserialize;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::fs::File;
+use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 use std::rc::Rc;
 
@@ -21,8 +22,12 @@ const MAX_FILES: usize = 100_000;
 impl ImageStore {
     /// Imports every image of an archive and returns their references. Blocking.
     pub fn import(&self, path: &Path, progress: &ProgressFn) -> Result<Vec<String>, Error> {
+        self.importing(|| self.import_all(path, progress))
+    }
+
+    fn importing(&self, work: impl FnOnce() -> Result<Vec<String>, Error>) -> Result<Vec<String>, Error> {
         let busy = self.busy()?;
-        let result = self.import_all(path, progress);
+        let result = work();
         drop(busy);
         if result.is_err() {
             let _ = self.collect_garbage();
@@ -31,32 +36,59 @@ impl ImageStore {
     }
 
     fn import_all(&self, path: &Path, progress: &ProgressFn) -> Result<Vec<String>, Error> {
-        let document_bytes = self.limits.document_bytes;
-        let source = if path.is_dir() {
-            Source {
-                directory: path.to_owned(),
-                temporary: false,
-                links: HashMap::new(),
-                document_bytes,
-            }
-        } else {
-            let temporary = self.temporary("import");
-            std::fs::create_dir(&temporary).map_err(io_error("make a directory"))?;
-            let source = Source {
-                directory: temporary,
-                temporary: true,
-                links: HashMap::new(),
-                document_bytes,
-            };
-            source.extract(path, &mut self.budget()?)?
-        };
         let stem = path
             .file_name()
             .map(|name| name.to_string_lossy().into_owned())
             .unwrap_or_default();
         let stem = stem.split('.').next().unwrap_or("image").to_lowercase();
+        if path.is_dir() {
+            return self.import_source(&self.source(path.to_owned(), false), &stem, progress);
+        }
+        let file = File::open(path).map_err(io_error(format!("open {}", path.display())))?;
+        self.import_tar(file, &stem, progress)
+    }
+
+    /// The same for an archive as it comes. `stem` names an image without a name.
+    pub(super) fn import_stream(
+        &self,
+        archive: impl Read,
+        stem: &str,
+        progress: &ProgressFn,
+    ) -> Result<Vec<String>, Error> {
+        self.importing(|| self.import_tar(archive, stem, progress))
+    }
+
+    fn import_tar(
+        &self,
+        archive: impl Read,
+        stem: &str,
+        progress: &ProgressFn,
+    ) -> Result<Vec<String>, Error> {
+        let temporary = self.temporary("import");
+        std::fs::create_dir(&temporary).map_err(io_error("make a directory"))?;
+        let source = self.source(temporary, true);
+        let source = source.extract(archive, &mut self.budget()?)?;
+        self.import_source(&source, stem, progress)
+    }
+
+    fn source(&self, directory: PathBuf, temporary: bool) -> Source {
+        Source {
+            directory,
+            temporary,
+            links: HashMap::new(),
+            document_bytes: self.limits.document_bytes,
+            platform: self.platform.clone(),
+        }
+    }
+
+    fn import_source(
+        &self,
+        source: &Source,
+        stem: &str,
+        progress: &ProgressFn,
+    ) -> Result<Vec<String>, Error> {
         let found = if source.open("index.json").is_ok() {
-            source.oci_images(&stem)?
+            source.oci_images(stem)?
         } else if source.open("manifest.json").is_ok() {
             source.docker_images()?
         } else {
@@ -64,11 +96,15 @@ impl ImageStore {
             return Err(Error::Archive(text.into()));
         };
         if found.is_empty() {
-            return Err(Error::Archive("it holds no image for this machine".into()));
+            return Err(Error::Archive(format!("it holds no image for {}", self.platform)));
         }
-        let mut names = Vec::new();
+        let mut names: Vec<String> = Vec::new();
         for image in found {
-            names.extend(self.import_one(&source, image, progress)?);
+            for name in self.import_one(source, image, progress)? {
+                if !names.contains(&name) {
+                    names.push(name);
+                }
+            }
         }
         Ok(names)
     }
@@ -101,18 +137,28 @@ impl ImageStore {
         if let Some((digest, body)) = &found.manifest {
             self.write_blob(digest, body)?;
         }
+        let mut tags: Vec<String> = Vec::new();
         let mut repo_digests = Vec::new();
-        if let (Some((digest, _)), Some(tag)) = (&found.manifest, found.tags.first()) {
-            let parsed = parse_reference(tag)?;
-            repo_digests.push(format!("{}/{}@{digest}", parsed.registry(), parsed.repository()));
+        for tag in found.tags {
+            if let Some((digest, _)) = &found.manifest {
+                let parsed = parse_reference(&tag)?;
+                let repo_digest = format!("{}/{}@{digest}", parsed.registry(), parsed.repository());
+                if !repo_digests.contains(&repo_digest) {
+                    repo_digests.push(repo_digest);
+                }
+            }
+            if !tags.contains(&tag) {
+                tags.push(tag);
+            }
         }
-        let names = match found.tags.clone() {
-            tags if tags.is_empty() => vec![id.clone()],
-            tags => tags,
+        let names = if tags.is_empty() {
+            vec![id.clone()]
+        } else {
+            tags.clone()
         };
         self.add(Image {
             id,
-            repo_tags: found.tags,
+            repo_tags: tags,
             repo_digests,
             size,
             layers: chains.iter().map(|chain| layer_name(chain)).collect(),
@@ -152,6 +198,7 @@ struct Source {
     links: HashMap<PathBuf, PathBuf>,
     /// Manifests and configurations are small; one that is not is no image's.
     document_bytes: u64,
+    platform: Platform,
 }
 
 impl Drop for Source {
@@ -163,9 +210,8 @@ impl Drop for Source {
 }
 
 impl Source {
-    fn extract(mut self, path: &Path, budget: &mut Budget) -> Result<Source, Error> {
+    fn extract(mut self, file: impl Read, budget: &mut Budget) -> Result<Source, Error> {
         let broken = |error: std::io::Error| Error::Archive(error.to_string());
-        let file = File::open(path).map_err(io_error(format!("open {}", path.display())))?;
         let mut plain = stream::decompress(file).map_err(broken)?;
         let headers_left = Rc::new(Cell::new(Some(MAX_HEADERS)));
         let mut archive = tar::Archive::new(Metered {
@@ -237,15 +283,21 @@ impl Source {
         };
         let index = parse("index.json", &self.open("index.json")?)?;
         let mut found: Vec<Found> = Vec::new();
-        let by_platform =
-            index.manifests.len() > 1 && index.manifests.iter().all(|entry| entry.annotations.is_empty());
+        // `docker save` since version 25 writes both lists, and its first releases name images in docker's only.
+        let docker = match self.open("manifest.json") {
+            Ok(body) => docker_entries(&body)?,
+            Err(_) => Vec::new(),
+        };
+        let by_platform = docker.is_empty()
+            && index.manifests.len() > 1
+            && index.manifests.iter().all(|entry| entry.annotations.is_empty());
         let entries: Vec<&Descriptor> = if by_platform {
-            choose_platform(&index.manifests).into_iter().collect()
+            self.platform.choose(&index.manifests).into_iter().collect()
         } else {
             index.manifests.iter().collect()
         };
         for entry in entries {
-            let tags = entry_tags(entry, stem)?;
+            let mut tags = entry_tags(entry, stem)?;
             let mut digest = entry.digest.clone();
             let mut body = self.blob(entry)?;
             let mut manifest = parse("manifest", &body)?;
@@ -254,11 +306,8 @@ impl Source {
                 if manifest.manifests.is_empty() {
                     break;
                 }
-                let Some(own) = choose_platform(&manifest.manifests) else {
-                    return Err(Error::Archive(format!(
-                        "no manifest for linux/{}",
-                        super::config::architecture()
-                    )));
+                let Some(own) = self.platform.choose(&manifest.manifests) else {
+                    return Err(Error::Archive(format!("no manifest for {}", self.platform)));
                 };
                 digest = own.digest.clone();
                 body = self.blob(own)?;
@@ -267,6 +316,13 @@ impl Source {
             let Some(config) = &manifest.config else {
                 return Err(Error::Archive("a manifest without a configuration".into()));
             };
+            let config_path = blob_path(&config.digest)?;
+            for named in docker.iter().filter(|named| named.config == config_path) {
+                tags.extend(named.tags()?);
+            }
+            if tags.is_empty() && docker.is_empty() {
+                tags.push(normalize(stem)?);
+            }
             let layers = manifest.layers.iter().map(|layer| {
                 Ok(Layer {
                     path: blob_path(&layer.digest)?,
@@ -284,19 +340,10 @@ impl Source {
     }
 
     fn docker_images(&self) -> Result<Vec<Found>, Error> {
-        #[derive(Deserialize)]
-        #[serde(rename_all = "PascalCase")]
-        struct Entry {
-            config: String,
-            repo_tags: Option<Vec<String>>,
-            #[serde(default)]
-            layers: Vec<String>,
-        }
-        let entries: Vec<Entry> = serde_json::from_slice(&self.open("manifest.json")?)
-            .map_err(|error| Error::Archive(format!("manifest.json: {error}")))?;
+        let entries = docker_entries(&self.open("manifest.json")?)?;
         let mut found = Vec::new();
         for entry in entries {
-            let tags = entry.repo_tags.unwrap_or_default();
+            let tags = entry.tags()?;
             let config = self.open(&entry.config)?;
             // The configuration's name is its digest; a changed one must not pass for the image.
             let stem = entry
@@ -313,7 +360,7 @@ impl Source {
                 )?;
             }
             found.push(Found {
-                tags: tags.iter().map(|tag| normalize(tag)).collect::<Result<_, _>>()?,
+                tags,
                 config,
                 layers: entry
                     .layers
@@ -335,8 +382,32 @@ fn entry_tags(entry: &Descriptor, stem: &str) -> Result<Vec<String>, Error> {
     Ok(match entry.annotations.get("org.opencontainers.image.ref.name") {
         Some(name) if name.contains([':', '/']) => vec![normalize(name)?],
         Some(tag) => vec![normalize(&format!("{stem}:{tag}"))?],
-        None => vec![normalize(stem)?],
+        None => Vec::new(),
     })
+}
+
+/// An image of docker's manifest.json.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct DockerEntry {
+    config: String,
+    repo_tags: Option<Vec<String>>,
+    #[serde(default)]
+    layers: Vec<String>,
+}
+
+impl DockerEntry {
+    fn tags(&self) -> Result<Vec<String>, Error> {
+        self.repo_tags
+            .iter()
+            .flatten()
+            .map(|tag| normalize(tag))
+            .collect()
+    }
+}
+
+fn docker_entries(body: &[u8]) -> Result<Vec<DockerEntry>, Error> {
+    serde_json::from_slice(body).map_err(|error| Error::Archive(format!("manifest.json: {error}")))
 }
 
 fn blob_path(digest: &str) -> Result<String, Error> {

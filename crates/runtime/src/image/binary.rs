@@ -1,7 +1,8 @@
 //! Images made of one static binary, without a registry and without other tools: the demo image.
 
 use super::{
-    Error, Image, ImageStore, chain_ids, digest_of, io_error, layer_name, normalize, parse_reference,
+    Error, Image, ImageStore, Platform, chain_ids, digest_of, io_error, layer_name, normalize,
+    parse_reference,
 };
 use serde_json::json;
 use std::path::Path;
@@ -199,7 +200,7 @@ fn write_layer(executable: &Path, image: &BinaryImage, target: &Path) -> Result<
 
 fn config_body(image: &BinaryImage, diff_id: &str) -> Vec<u8> {
     let config = json!({
-        "architecture": super::config::architecture(),
+        "architecture": Platform::of_this_machine().architecture(),
         "os": "linux",
         "config": {
             "Entrypoint": image.entrypoint,

@@ -1,5 +1,6 @@
 //! The part of an image's configuration that a container is started with.
 
+use super::platform::DescribedPlatform;
 use serde::{Deserialize, Deserializer, Serialize};
 use std::collections::BTreeMap;
 
@@ -63,40 +64,9 @@ pub struct Descriptor {
     pub digest: String,
     #[serde(default)]
     pub size: u64,
-    pub platform: Option<Platform>,
+    pub platform: Option<DescribedPlatform>,
     #[serde(default)]
     pub annotations: BTreeMap<String, String>,
-}
-
-#[derive(Debug, Clone, Deserialize)]
-pub struct Platform {
-    #[serde(default)]
-    pub architecture: String,
-    #[serde(default)]
-    pub os: String,
-}
-
-/// Go's name of this machine's architecture.
-pub fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    }
-}
-
-/// The entry of an index for this machine; an index of one entry without a platform is that one.
-pub fn choose_platform(manifests: &[Descriptor]) -> Option<&Descriptor> {
-    let fits = |descriptor: &&Descriptor| {
-        descriptor
-            .platform
-            .as_ref()
-            .is_some_and(|platform| platform.os == "linux" && platform.architecture == architecture())
-    };
-    manifests.iter().find(fits).or(match manifests {
-        [only] if only.platform.is_none() => Some(only),
-        _ => None,
-    })
 }
 
 #[cfg(test)]

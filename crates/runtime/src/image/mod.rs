@@ -13,8 +13,16 @@
 
 mod archive;
 mod binary;
+mod challenge;
 mod config;
+mod credentials;
+mod digests;
+mod download;
+mod endpoint;
+mod engine;
+mod hosts;
 mod limits;
+mod platform;
 mod pull;
 mod reference;
 mod registry;
@@ -23,13 +31,18 @@ mod unpack;
 
 pub use binary::{BinaryImage, save_binary_image};
 pub use config::ImageConfig;
+pub use credentials::Credentials;
+pub use engine::EngineSocket;
+pub use hosts::DEFAULT_REGISTRY_CONFIG_PATHS;
 pub use limits::Limits;
-pub use pull::Credentials;
+pub use platform::Platform;
 
+pub(crate) use credentials::split_auth;
+use digests::{chain_ids, expect_digest, hex_of, is_digest, layer_name};
+pub(crate) use digests::{digest_of, hex};
 use limits::Budget;
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use skiff_fs::remove_tree;
 use std::collections::HashSet;
 use std::io;
@@ -61,6 +74,12 @@ pub enum Error {
     },
     #[error("image {0:?} not found")]
     NotFound(String),
+    #[error(
+        "no docker or podman answers on this machine ({0}); start one, or name its socket with --host unix://PATH"
+    )]
+    NoEngine(String),
+    #[error("the container engine at {0}: {1}")]
+    Engine(PathBuf, String),
     #[error("unsupported: {0}")]
     Unsupported(String),
 }
@@ -73,6 +92,11 @@ pub(crate) fn io_error(what: impl Into<String>) -> impl FnOnce(io::Error) -> Err
 /// What is going on, for whoever shows it.
 #[derive(Debug, Clone)]
 pub enum Progress {
+    /// What a pull is going to download: layers that are not here yet, and their bytes together.
+    Needed {
+        layers: usize,
+        bytes: u64,
+    },
     /// Bytes of a layer that have arrived, out of `total` (0: unknown).
     Downloading {
         digest: String,
@@ -122,6 +146,9 @@ struct Index {
 pub struct ImageStore {
     root: PathBuf,
     limits: Limits,
+    /// Folders with the configuration of registries ([`hosts`]).
+    registry_configs: Vec<PathBuf>,
+    platform: Platform,
     cached: Mutex<(Option<Stamp>, Arc<Index>)>,
     /// Who pulls what right now: a second pull of a name waits and then finds the layers.
     pulls: Mutex<std::collections::HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
@@ -142,6 +169,8 @@ impl ImageStore {
         let store = ImageStore {
             root,
             limits: Limits::default(),
+            registry_configs: DEFAULT_REGISTRY_CONFIG_PATHS.map(PathBuf::from).into(),
+            platform: Platform::of_this_machine(),
             cached: Mutex::new((None, Arc::default())),
             pulls: Mutex::default(),
         };
@@ -161,6 +190,18 @@ impl ImageStore {
     /// The same store with other limits for what comes into it.
     pub fn with_limits(mut self, limits: Limits) -> ImageStore {
         self.limits = limits;
+        self
+    }
+
+    /// The same store with other folders of `hosts.toml` files.
+    pub fn with_registry_configs(mut self, paths: Vec<PathBuf>) -> ImageStore {
+        self.registry_configs = paths;
+        self
+    }
+
+    /// The same store, taking images of another platform than this machine's.
+    pub fn with_platform(mut self, platform: Platform) -> ImageStore {
+        self.platform = platform;
         self
     }
 
@@ -501,91 +542,9 @@ fn parse_reference(reference: &str) -> Result<reference::Reference, Error> {
     reference::parse(reference).map_err(|error| Error::Reference(reference.to_owned(), error.to_owned()))
 }
 
-/// Whether it is `sha256:` and 64 hexadecimal digits. Digests become names of files, so what an image
-/// says must not get that far unchecked: a "digest" `sha256:/` would be the host's root directory.
-fn is_digest(digest: &str) -> bool {
-    digest.strip_prefix("sha256:").is_some_and(|hex| {
-        hex.len() == 64 && hex.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
-    })
-}
-
-fn hex_of(digest: &str) -> &str {
-    digest.strip_prefix("sha256:").unwrap_or(digest)
-}
-
-/// A layer's directory is named by the whole digest of its chain. Earlier versions used 16 digits of it, few
-/// enough to find another layer of that name: those directories serve the images that have them until these
-/// are pulled again.
-fn layer_name(chain: &str) -> String {
-    hex_of(chain).to_owned()
-}
-
-pub(crate) fn digest_of(bytes: &[u8]) -> String {
-    format!("sha256:{}", hex(&Sha256::digest(bytes)))
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write;
-    bytes
-        .iter()
-        .fold(String::with_capacity(bytes.len() * 2), |mut text, byte| {
-            let _ = write!(text, "{byte:02x}");
-            text
-        })
-}
-
-fn expect_digest(what: &str, expected: &str, actual: &str) -> Result<(), Error> {
-    if expected == actual {
-        return Ok(());
-    }
-    Err(Error::Digest {
-        what: what.to_owned(),
-        expected: expected.to_owned(),
-        actual: actual.to_owned(),
-    })
-}
-
-/// The chain of a layer: a digest over itself and all below it. The only way from an image's own words
-/// to layers' names.
-fn chain_ids(diff_ids: &[String], limit: usize) -> Result<Vec<String>, Error> {
-    if diff_ids.len() > limit {
-        return Err(Error::Archive(format!(
-            "the image has {} layers, more than {limit}",
-            diff_ids.len()
-        )));
-    }
-    let mut chain: Vec<String> = Vec::with_capacity(diff_ids.len());
-    for diff_id in diff_ids {
-        if !is_digest(diff_id) {
-            return Err(Error::Archive(format!("{diff_id:?} is not a sha256 digest")));
-        }
-        let next = match chain.last() {
-            None => diff_id.clone(),
-            Some(below) => digest_of(format!("{below} {diff_id}").as_bytes()),
-        };
-        chain.push(next);
-    }
-    Ok(chain)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn layers_are_named_by_digests_only() {
-        let check = |diff_id: &str, expected: bool| {
-            assert_eq!(chain_ids(&[diff_id.to_owned()], 1).is_ok(), expected, "{diff_id}");
-        };
-        let digest = format!("sha256:{}", "0a".repeat(32));
-        check(&digest, true);
-        check("sha256:/", false);
-        check("sha256:../../..", false);
-        check("sha256:", false);
-        check(&digest.to_uppercase(), false);
-        check(digest.trim_start_matches("sha256:"), false);
-        check(&format!("{digest}0"), false);
-    }
 
     #[test]
     fn references() {

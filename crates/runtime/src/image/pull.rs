@@ -1,46 +1,25 @@
 //! Pulls from registries that speak the OCI distribution protocol. Layers are downloaded to files,
 //! checked, and unpacked in order; the list of images changes at the very end.
 
-use super::config::{ConfigFile, Descriptor, Manifest, choose_platform};
+use super::config::{ConfigFile, Manifest};
+use super::credentials::Credentials;
+use super::download::download;
 use super::reference::Reference;
 use super::registry::{self, Registry};
 use super::{
-    Error, Image, ImageStore, Limits, Progress, ProgressFn, chain_ids, digest_of, expect_digest, io_error,
-    is_digest, layer_name, normalize, parse_reference,
+    Error, Image, ImageStore, Progress, ProgressFn, chain_ids, digest_of, expect_digest, io_error, is_digest,
+    layer_name, normalize, parse_reference,
 };
 use futures::StreamExt;
 use parking_lot::Mutex;
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::io::AsyncWriteExt;
 
 const PARALLEL_LAYERS: usize = 3;
-const ATTEMPTS: u32 = 4;
-
-/// Credentials as CRI's AuthConfig carries them.
-#[derive(Clone, Default)]
-pub struct Credentials {
-    pub username: String,
-    pub password: String,
-    /// A bearer token, or a base64 `user:password`.
-    pub identity_token: String,
-    pub registry_token: String,
-}
-
-impl std::fmt::Debug for Credentials {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            formatter,
-            "Credentials({})",
-            if self.username.is_empty() {
-                "token"
-            } else {
-                &self.username
-            }
-        )
-    }
-}
+pub(super) const ATTEMPTS: u32 = 4;
+pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
 /// Goes with the pull, also when its caller gives up in the middle.
 struct Temporary(PathBuf);
@@ -59,9 +38,6 @@ impl ImageStore {
         credentials: Option<&Credentials>,
         progress: &ProgressFn,
     ) -> Result<String, Error> {
-        if credentials.is_some_and(|credentials| !credentials.identity_token.is_empty()) {
-            return Err(Error::Unsupported("identity tokens for registries".into()));
-        }
         let name = normalize(reference)?;
         let parsed = parse_reference(&name)?;
         let credentials = credentials.cloned().unwrap_or_default();
@@ -71,7 +47,7 @@ impl ImageStore {
         let temporary = Temporary(self.temporary("pull"));
         std::fs::create_dir(&temporary.0).map_err(io_error("make a directory"))?;
         let result = self
-            .pull_into(&name, &parsed, credentials, &temporary.0, progress)
+            .pull_into(&name, &parsed, &credentials, &temporary.0, progress)
             .await;
         drop(temporary);
         drop(busy);
@@ -98,7 +74,7 @@ impl ImageStore {
         self: &Arc<Self>,
         name: &str,
         reference: &Reference,
-        credentials: Credentials,
+        credentials: &Credentials,
         temporary: &Path,
         progress: &ProgressFn,
     ) -> Result<String, Error> {
@@ -110,26 +86,30 @@ impl ImageStore {
             unauthorized: false,
             interrupted: false,
         };
-        let registry = Registry::new(reference, credentials, &self.limits).map_err(fail)?;
+        let registry =
+            Registry::new(reference, credentials, &self.limits, &self.registry_configs).map_err(fail)?;
         let parse = |body: &[u8]| -> Result<Manifest, Error> {
             serde_json::from_slice(body).map_err(|error| refuse(format!("manifest: {error}")))
         };
-        let asked = reference.digest().or(reference.tag()).unwrap_or("latest");
-        let body = retry(|| registry.manifest(asked)).await.map_err(fail)?;
+        let asked = match reference.digest() {
+            Some(digest) => digest.to_owned(),
+            None => {
+                let tag = reference.tag().unwrap_or("latest");
+                retry(|| registry.resolve(tag)).await.map_err(fail)?
+            }
+        };
+        let body = retry(|| registry.manifest(&asked)).await.map_err(fail)?;
         let top_digest = digest_of(&body);
-        if let Some(asked) = reference.digest() {
-            expect_digest("manifest", asked, &top_digest)?;
+        if asked.contains(':') {
+            expect_digest("manifest", &asked, &top_digest)?;
         }
         let mut manifest = parse(&body)?;
         let top_body = body;
         if !manifest.manifests.is_empty() {
-            let Some(own) = choose_platform(&manifest.manifests) else {
+            let Some(own) = self.platform.choose(&manifest.manifests) else {
                 return Err(Error::Pull {
                     reference: name.to_owned(),
-                    message: format!(
-                        "no match for platform in manifest: linux/{}",
-                        super::config::architecture()
-                    ),
+                    message: format!("no match for platform in manifest: {}", self.platform),
                     not_found: true,
                     unauthorized: false,
                     interrupted: false,
@@ -176,8 +156,20 @@ impl ImageStore {
 
         // Layers that are here already are not fetched; the rest come in parallel and are unpacked in
         // order as they arrive.
+        let is_present = |at: usize| self.layers_directory().join(layer_name(&chains[at])).exists();
+        let missing: HashMap<&str, u64> = manifest
+            .layers
+            .iter()
+            .enumerate()
+            .filter(|(at, _)| !is_present(*at))
+            .map(|(_, layer)| (layer.digest.as_str(), layer.size))
+            .collect();
+        progress(Progress::Needed {
+            layers: missing.len(),
+            bytes: missing.values().sum(),
+        });
         let jobs = manifest.layers.iter().cloned().enumerate().map(|(at, layer)| {
-            let present = self.layers_directory().join(layer_name(&chains[at])).exists();
+            let present = is_present(at);
             let (registry, path) = (&registry, temporary.join(format!("layer-{at}")));
             async move {
                 if present {
@@ -241,10 +233,10 @@ fn check_digest(digest: &str) -> Result<(), Error> {
 }
 
 /// Tries again what a second try can mend, with growing pauses.
-async fn retry<T, F: Future<Output = Result<T, registry::Error>>>(
+pub(super) async fn retry<T, F: Future<Output = Result<T, registry::Error>>>(
     mut attempt: impl FnMut() -> F,
 ) -> Result<T, registry::Error> {
-    let mut pause = Duration::from_millis(250);
+    let mut pause = FIRST_PAUSE;
     for _ in 1..ATTEMPTS {
         match attempt().await {
             Err(error) if error.is_transient() => {
@@ -256,52 +248,6 @@ async fn retry<T, F: Future<Output = Result<T, registry::Error>>>(
         }
     }
     attempt().await
-}
-
-/// Brings a layer into a file: not one byte more than its manifest says, and not for ever.
-async fn download(
-    registry: &Registry,
-    layer: &Descriptor,
-    path: &Path,
-    limits: &Limits,
-    progress: &ProgressFn,
-) -> Result<(), registry::Error> {
-    retry(|| async {
-        let mut response = registry.blob(&layer.digest).await?;
-        let mut file = tokio::fs::File::create(path).await?;
-        let mut done = 0u64;
-        let (mut window, mut arrived) = (tokio::time::Instant::now(), 0u64);
-        loop {
-            let too_slow = |_| registry::Error::TooSlow {
-                what: format!("layer {}", layer.digest),
-                limit: limits.slow_window,
-            };
-            let chunk = tokio::time::timeout_at(window + limits.slow_window, response.chunk())
-                .await
-                .map_err(too_slow)??;
-            let Some(chunk) = chunk else { break };
-            done += chunk.len() as u64;
-            if done > layer.size {
-                return Err(registry::Error::TooLarge {
-                    what: format!("layer {}", layer.digest),
-                    limit: layer.size,
-                });
-            }
-            arrived += chunk.len() as u64;
-            if arrived >= limits.slow_bytes {
-                (window, arrived) = (tokio::time::Instant::now(), 0);
-            }
-            file.write_all(&chunk).await?;
-            progress(Progress::Downloading {
-                digest: layer.digest.clone(),
-                done,
-                total: layer.size,
-            });
-        }
-        file.flush().await?;
-        Ok(())
-    })
-    .await
 }
 
 fn pull_error(reference: &str, error: &registry::Error) -> Error {

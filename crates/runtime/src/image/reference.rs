@@ -7,9 +7,6 @@ const DEFAULT_TAG: &str = "latest";
 const LONGEST_NAME: usize = 255;
 const LONGEST_TAG: usize = 128;
 
-/// Where docker.io's registry answers.
-const DEFAULT_API_HOST: &str = "registry-1.docker.io";
-
 /// The parts of an image's name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reference {
@@ -22,15 +19,6 @@ pub struct Reference {
 impl Reference {
     pub fn registry(&self) -> &str {
         &self.registry
-    }
-
-    /// The host, and perhaps a port, that requests go to.
-    pub fn api_host(&self) -> &str {
-        if self.registry == DEFAULT_REGISTRY {
-            DEFAULT_API_HOST
-        } else {
-            &self.registry
-        }
     }
 
     pub fn repository(&self) -> &str {

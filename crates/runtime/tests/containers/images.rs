@@ -348,53 +348,78 @@ pub async fn binary() {
     environment.finish().await;
 }
 
-/// Against Debian's registry and skopeo, where they are installed.
-pub async fn real_registry() {
-    let tools = ["docker-registry", "skopeo"];
-    let installed = |tool: &&str| {
-        std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
-            .any(|path| path.join(tool).exists())
-    };
-    if !tools.iter().all(installed) {
-        println!("docker-registry and skopeo are not installed, nothing is tested");
-        return;
+/// Debian's registry on loopback, filled by skopeo.
+pub struct RealRegistry {
+    child: std::process::Child,
+    directory: tempfile::TempDir,
+    port: u16,
+}
+
+impl Drop for RealRegistry {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
-    let directory = tempfile::tempdir().expect("dir");
-    let port = std::net::TcpListener::bind("127.0.0.1:0")
-        .expect("bind")
-        .local_addr()
-        .expect("address")
-        .port();
-    let config = directory.path().join("config.yml");
-    let text = format!(
-        "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:{port}\n",
-        directory.path().join("registry").display()
-    );
-    std::fs::write(&config, text).expect("config");
-    struct Killed(std::process::Child);
-    impl Drop for Killed {
-        fn drop(&mut self) {
-            let _ = self.0.kill();
-            let _ = self.0.wait();
+}
+
+impl RealRegistry {
+    /// `None`, and a word about it, where they are not installed.
+    pub async fn start() -> Option<RealRegistry> {
+        let tools = ["docker-registry", "skopeo"];
+        let installed = |tool: &&str| {
+            std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())
+                .any(|path| path.join(tool).exists())
+        };
+        if !tools.iter().all(installed) {
+            println!("docker-registry and skopeo are not installed, nothing is tested");
+            return None;
         }
-    }
-    let _registry = Killed(
-        std::process::Command::new("docker-registry")
+        let directory = tempfile::tempdir().expect("dir");
+        let port = std::net::TcpListener::bind("127.0.0.1:0")
+            .expect("bind")
+            .local_addr()
+            .expect("address")
+            .port();
+        let config = directory.path().join("config.yml");
+        let text = format!(
+            "version: 0.1\nstorage:\n  filesystem:\n    rootdirectory: {}\nhttp:\n  addr: 127.0.0.1:{port}\n",
+            directory.path().join("registry").display()
+        );
+        std::fs::write(&config, text).expect("config");
+        let child = std::process::Command::new("docker-registry")
             .arg("serve")
             .arg(&config)
             .stdout(std::process::Stdio::null())
             .stderr(std::process::Stdio::null())
             .spawn()
-            .expect("the registry starts"),
-    );
-    crate::environment::eventually("the registry listens", async || {
-        tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok()
-    })
-    .await;
-    let plain = layer();
-    let archive = directory.path().join("image.tar");
-    write_archive(&archive, &oci_files("busybox:latest", &plain, gzip(&plain)));
-    let skopeo = |from: &str, to: &str| {
+            .expect("the registry starts");
+        let registry = RealRegistry {
+            child,
+            directory,
+            port,
+        };
+        crate::environment::eventually("the registry listens", async || {
+            tokio::net::TcpStream::connect(("127.0.0.1", port)).await.is_ok()
+        })
+        .await;
+        Some(registry)
+    }
+
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// An OCI archive, under this name; the full reference.
+    pub fn push(&self, archive: &std::path::Path, name: &str) -> String {
+        let name = format!("{}/{name}", self.address());
+        self.skopeo(
+            &format!("oci-archive:{}", archive.display()),
+            &format!("docker://{name}"),
+        );
+        name
+    }
+
+    pub fn skopeo(&self, from: &str, to: &str) {
         let output = std::process::Command::new("skopeo")
             .args([
                 "copy",
@@ -403,7 +428,7 @@ pub async fn real_registry() {
                 "--src-tls-verify=false",
                 "--tmpdir",
             ])
-            .arg(directory.path())
+            .arg(self.directory.path())
             .args([from, to])
             .output()
             .expect("skopeo runs");
@@ -412,12 +437,18 @@ pub async fn real_registry() {
             "{}",
             String::from_utf8_lossy(&output.stderr)
         );
+    }
+}
+
+pub async fn real_registry() {
+    let Some(registry) = RealRegistry::start().await else {
+        return;
     };
-    let name = format!("127.0.0.1:{port}/team/web:1");
-    skopeo(
-        &format!("oci-archive:{}", archive.display()),
-        &format!("docker://{name}"),
-    );
+    let directory = tempfile::tempdir().expect("dir");
+    let plain = layer();
+    let archive = directory.path().join("image.tar");
+    write_archive(&archive, &oci_files("busybox:latest", &plain, gzip(&plain)));
+    let name = registry.push(&archive, "team/web:1");
 
     let store = std::sync::Arc::new(ImageStore::open(&directory.path().join("images")).expect("store"));
     let progress = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
@@ -436,7 +467,7 @@ pub async fn real_registry() {
         "progress is told"
     );
     let missing = store
-        .pull(&format!("127.0.0.1:{port}/team/web:2"), None, &silent())
+        .pull(&format!("{}/team/web:2", registry.address()), None, &silent())
         .await;
     assert!(
         matches!(missing, Err(Error::Pull { not_found: true, .. })),
@@ -453,7 +484,7 @@ pub async fn real_registry() {
 
     // And back through an archive of docker's kind.
     let saved = directory.path().join("saved.tar");
-    skopeo(
+    registry.skopeo(
         &format!("docker://{name}"),
         &format!("docker-archive:{}:saved:3", saved.display()),
     );

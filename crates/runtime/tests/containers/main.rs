@@ -6,12 +6,15 @@ mod cdi;
 mod checkpoint;
 mod edges;
 mod environment;
+mod fake;
 mod harness;
 mod images;
 mod lifecycle;
+mod mirrors;
 mod propagation;
 mod resized;
 mod teardown;
+mod transfers;
 mod websocket;
 
 use harness::{Test, tests};
@@ -45,6 +48,15 @@ const TESTS: &[Test] = tests![
     images::pulls,
     images::real_registry,
     images::binary,
+    mirrors::order,
+    mirrors::tls,
+    mirrors::credentials,
+    mirrors::identity_tokens,
+    transfers::resumed,
+    transfers::resumed_from_a_real_registry,
+    transfers::loaded,
+    transfers::platforms,
+    transfers::names_of_archives,
 ];
 
 fn main() {
