@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use arc_swap::ArcSwap;
 
+use crate::features::backend_tls::BackendTls;
 use crate::http1::Http1Pool;
 use crate::upstream::Http2Slot;
 
@@ -34,9 +35,23 @@ pub enum Protocol {
     Http2,
 }
 
+/// How endpoints are spoken to.
+#[derive(Clone, Debug)]
+pub struct Transport {
+    pub protocol: Protocol,
+    pub tls: Option<Arc<BackendTls>>,
+}
+
+impl From<Protocol> for Transport {
+    fn from(protocol: Protocol) -> Transport {
+        Transport { protocol, tls: None }
+    }
+}
+
 #[derive(Debug)]
 pub struct Endpoint {
     pub address: SocketAddr,
+    pub tls: Option<Arc<BackendTls>>,
     /// Since when it is ready; `None` for those that were there at the start.
     since: Option<Instant>,
     pub http1: Http1Pool,
@@ -56,16 +71,18 @@ impl Endpoint {
 pub struct Backend {
     pub key: BackendKey,
     pub protocol: Protocol,
+    pub tls: Option<Arc<BackendTls>>,
     endpoints: ArcSwap<Vec<Arc<Endpoint>>>,
     turn: AtomicUsize,
     requests: AtomicUsize,
 }
 
 impl Backend {
-    fn new(key: BackendKey, protocol: Protocol) -> Backend {
+    fn new(key: BackendKey, transport: Transport) -> Backend {
         Backend {
             key,
-            protocol,
+            protocol: transport.protocol,
+            tls: transport.tls,
             endpoints: ArcSwap::default(),
             turn: AtomicUsize::new(0),
             requests: AtomicUsize::new(0),
@@ -85,6 +102,7 @@ impl Backend {
             Some(endpoint) => Arc::clone(endpoint),
             None => Arc::new(Endpoint {
                 address: *address,
+                tls: self.tls.clone(),
                 since,
                 http1: Http1Pool::default(),
                 http2: Http2Slot::default(),
@@ -109,6 +127,29 @@ impl Backend {
         Some(warm.unwrap_or(first).clone())
     }
 
+    /// The endpoint of this address, if it is still there.
+    pub fn get(&self, address: SocketAddr) -> Option<Arc<Endpoint>> {
+        let endpoints = self.endpoints.load();
+        endpoints
+            .iter()
+            .find(|endpoint| endpoint.address == address)
+            .cloned()
+    }
+
+    /// The first endpoint whose address is one that is looked for.
+    pub fn find(&self, is_wanted: impl Fn(SocketAddr) -> bool) -> Option<SocketAddr> {
+        let endpoints = self.endpoints.load();
+        let mut addresses = endpoints.iter().map(|endpoint| endpoint.address);
+        addresses.find(|address| is_wanted(*address))
+    }
+
+    pub fn transport(&self) -> Transport {
+        Transport {
+            protocol: self.protocol,
+            tls: self.tls.clone(),
+        }
+    }
+
     /// A place among the requests of this backend; `None` if it has too many.
     pub fn enter(self: &Arc<Self>) -> Option<Entered> {
         let entered = Entered(self.clone());
@@ -130,25 +171,26 @@ impl Drop for Entered {
 #[derive(Default)]
 pub struct Backends {
     /// Two Ingresses may want to speak differently to one port.
-    by_key: BTreeMap<(BackendKey, Protocol), Arc<Backend>>,
+    by_key: BTreeMap<(BackendKey, Protocol, Option<String>), Arc<Backend>>,
     /// Set after the first table: endpoints that come later start slowly.
     warm: bool,
 }
 
 impl Backends {
-    /// The backend of this key and protocol, with these endpoints.
+    /// The backend of this key and transport, with these endpoints.
     pub fn put(
         &mut self,
         key: BackendKey,
-        protocol: Protocol,
+        transport: impl Into<Transport>,
         addresses: &[SocketAddr],
         now: Instant,
     ) -> Arc<Backend> {
-        let make = || Arc::new(Backend::new(key.clone(), protocol));
+        let transport: Transport = transport.into();
+        let tls = transport.tls.as_ref().map(|tls| tls.id.clone());
         let backend = self
             .by_key
-            .entry((key.clone(), protocol))
-            .or_insert_with(make)
+            .entry((key.clone(), transport.protocol, tls))
+            .or_insert_with(|| Arc::new(Backend::new(key, transport)))
             .clone();
         backend.set(addresses, self.warm.then_some(now));
         backend
@@ -160,9 +202,9 @@ impl Backends {
             service: service.to_owned(),
             port: String::new(),
         };
-        let after = self.by_key.range((first, Protocol::Http1)..);
+        let after = self.by_key.range((first, Protocol::Http1, None)..);
         after
-            .take_while(|((key, _), _)| key.namespace == namespace && key.service == service)
+            .take_while(|((key, ..), _)| key.namespace == namespace && key.service == service)
             .map(|(_, backend)| backend.clone())
             .collect()
     }

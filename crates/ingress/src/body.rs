@@ -70,6 +70,8 @@ struct Shared {
     last_read: Option<Instant>,
     left: Option<u64>,
     limit: u64,
+    /// The endpoint has some of it and has not asked for more.
+    sending: bool,
     /// What the client is told when its body cannot be passed on.
     failed: Option<StatusCode>,
     /// Who gets a copy of what is read.
@@ -84,6 +86,7 @@ impl RequestBody {
             last_read: None,
             left: limit,
             limit: limit.unwrap_or_default(),
+            sending: false,
             failed: None,
             copies: Vec::new(),
         })))
@@ -119,6 +122,11 @@ impl RequestBody {
         self.0.lock().last_read
     }
 
+    /// Whether the endpoint is what keeps the rest waiting.
+    pub fn is_sending(&self) -> bool {
+        self.0.lock().sending
+    }
+
     pub fn failed(&self) -> Option<StatusCode> {
         self.0.lock().failed
     }
@@ -150,6 +158,15 @@ impl LentBody {
         let mut body = LentBody { source, unsent: None };
         body.unsent = (!body.is_end_stream()).then(Arc::default);
         body
+    }
+
+    /// Of a request that has none.
+    pub fn empty() -> LentBody {
+        let (_, receiver) = mpsc::channel(1);
+        LentBody::new(Source::Copy {
+            receiver,
+            is_empty: true,
+        })
     }
 
     pub fn watch(&self) -> BodyWatch {
@@ -209,6 +226,7 @@ impl Body for LentBody {
             return Poll::Ready(None);
         };
         let Poll::Ready(frame) = Pin::new(&mut *incoming).poll_frame(context) else {
+            owner.0.lock().sending = false;
             ready!(pause.poll(CLIENT_PAUSE, context));
             let error = owner.fail(StatusCode::REQUEST_TIMEOUT, BodyError::ClientPaused);
             return Poll::Ready(Some(Err(error)));
@@ -216,7 +234,9 @@ impl Body for LentBody {
         pause.clear();
         Poll::Ready(match frame {
             None => {
-                owner.0.lock().copied(None);
+                let mut shared = owner.0.lock();
+                shared.sending = false;
+                shared.copied(None);
                 None
             }
             // What cannot be read of the client is its fault.
@@ -238,7 +258,8 @@ impl Body for LentBody {
                             shared.copied(Some(data));
                         }
                         // Whoever knows the length does not ask for the end.
-                        if incoming.is_end_stream() {
+                        shared.sending = !incoming.is_end_stream();
+                        if !shared.sending {
                             shared.copied(None);
                         }
                         Some(Ok(frame))
@@ -294,6 +315,8 @@ pub struct ResponseBody {
     /// Of a stream of HTTP/2.
     stall: Option<Stall>,
     pause: Pause,
+    /// How long a backend may be silent.
+    silence: Duration,
     deadline: Option<Pin<Box<Sleep>>>,
     sent: u64,
     at_end: Option<AtEnd>,
@@ -318,10 +341,17 @@ impl ResponseBody {
             kind,
             stall: None,
             pause: Pause::default(),
+            silence: BACKEND_PAUSE,
             deadline: None,
             sent: 0,
             at_end: None,
         }
+    }
+
+    /// Breaks off when the backend is silent for so long.
+    pub fn silent_for(mut self, silence: Option<Duration>) -> ResponseBody {
+        self.silence = silence.unwrap_or(BACKEND_PAUSE);
+        self
     }
 
     /// Breaks off at this time.
@@ -370,7 +400,7 @@ impl Body for ResponseBody {
             if deadline.is_some_and(|deadline| deadline.as_mut().poll(context).is_ready()) {
                 return Poll::Ready(Some(Err(BodyError::TimeOver.into())));
             }
-            ready!(this.pause.poll(BACKEND_PAUSE, context));
+            ready!(this.pause.poll(this.silence, context));
             return Poll::Ready(Some(Err(BodyError::BackendPaused.into())));
         };
         this.pause.clear();

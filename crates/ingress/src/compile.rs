@@ -1,20 +1,22 @@
 //! From objects of the API to a route table and certificates. It reads no clock and writes nothing: whatever cannot be
 //! acted on is returned as a problem of its Ingress.
 
-use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1::{Secret, Service};
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use k8s_openapi::api::networking::v1::{Ingress, IngressBackend, IngressClass, ServiceBackendPort};
+use k8s_openapi::api::networking::v1::{HTTPIngressPath, Ingress, IngressClass};
 use rustls::sign::CertifiedKey;
 use skiff_client::Key;
 
-use crate::annotations;
-use crate::backend::{Backend, BackendKey, Backends, Protocol};
-use crate::endpoints::{self, AddressPolicy};
+use crate::backend::{Backend, Backends};
+use crate::endpoints::AddressPolicy;
+use crate::features::canary::{Canary, CanarySpec};
+use crate::features::external::External;
+use crate::features::resolve::{self, FeatureCache};
+use crate::features::{Annotations, Features};
 use crate::table::{HostMatch, PathMatch, Route, RouteOptions, RouteTable};
 use crate::tls::Certificates;
 
@@ -31,6 +33,10 @@ pub trait Objects {
     fn slices(&self, namespace: &str, service: &str) -> Vec<Arc<EndpointSlice>>;
     /// Of type `kubernetes.io/tls`.
     fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>>;
+    /// Of this type, or of type `Opaque`.
+    fn any_secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
+        self.secret(namespace, name)
+    }
 }
 
 /// Something of an Ingress that is not acted on.
@@ -104,6 +110,7 @@ pub struct Compiler<'a> {
     pub policy: &'a AddressPolicy,
     pub backends: &'a mut Backends,
     pub cache: &'a mut CertificateCache,
+    pub features: &'a mut FeatureCache,
     pub now: Instant,
 }
 
@@ -130,8 +137,27 @@ impl Compiler<'_> {
             .iter()
             .map(|ingress| self.certificates(ingress, &mut compiled.certificates))
             .collect();
-        for (ingress, problems) in ingresses.iter().zip(&mut problems) {
-            self.routes(ingress, &mut compiled, problems);
+        let asked: Vec<Annotations> = ingresses
+            .iter()
+            .zip(&mut problems)
+            .map(|(ingress, problems)| Annotations::read(ingress, problems))
+            .collect();
+        let mut routes = Routes {
+            regex_hosts: regex_hosts(&ingresses, &asked),
+            owners: HashMap::new(),
+        };
+        for ((ingress, asked), problems) in ingresses.iter().zip(&asked).zip(&mut problems) {
+            if asked.canary.is_none() {
+                self.routes(ingress, asked, &mut routes, &mut compiled, problems);
+            }
+        }
+        for ((ingress, asked), problems) in ingresses.iter().zip(&asked).zip(&mut problems) {
+            if let Some(spec) = &asked.canary {
+                self.canary(ingress, asked, spec, &mut routes, &mut compiled, problems);
+            }
+        }
+        for ((ingress, asked), problems) in ingresses.iter().zip(&asked).zip(&mut problems) {
+            aliases(ingress, asked, &mut compiled.table, problems);
         }
         for problems in &mut problems {
             problems.sort();
@@ -180,72 +206,102 @@ impl Compiler<'_> {
         problems
     }
 
-    fn routes(&mut self, ingress: &Ingress, compiled: &mut Compiled, problems: &mut Vec<Problem>) {
+    fn routes(
+        &mut self,
+        ingress: &Ingress,
+        asked: &Annotations,
+        routes: &mut Routes,
+        compiled: &mut Compiled,
+        problems: &mut Vec<Problem>,
+    ) {
         let Some(spec) = &ingress.spec else { return };
-        let options = annotations::read(ingress, problems);
+        let shared = self.shared(ingress, asked, problems);
         let rules = spec.rules.as_deref().unwrap_or_default();
         let default = spec.default_backend.as_ref();
-        let default = default.map(|backend| self.backend(ingress, backend, &options, problems));
+        let default = default.map(|backend| self.backend(ingress, backend, asked, problems));
         let route = |path: PathMatch,
+                     text: &str,
                      backend: Option<Arc<Backend>>,
                      host: &HostMatch,
                      certificates: &Certificates| {
             let has_tls = certificates.cover(host);
+            let usual = RouteOptions::default();
             Route {
                 path,
                 backend,
                 options: RouteOptions {
-                    redirect_to_https: options.force_redirect || (has_tls && options.redirect),
-                    max_body: options.max_body,
-                    response_timeout: Some(options.read_timeout),
-                    ..RouteOptions::default()
+                    redirect_to_https: asked.force_ssl_redirect || (has_tls && asked.ssl_redirect),
+                    max_body: asked.max_body,
+                    connect_timeout: asked.connect_timeout.unwrap_or(usual.connect_timeout),
+                    send_timeout: asked.send_timeout,
+                    response_timeout: asked.read_timeout.or(usual.response_timeout),
+                    silence: asked.read_timeout,
+                    features: resolve::of_path(&shared, ingress, asked, text),
+                    ..usual
                 },
             }
         };
         for rule in rules {
             let host = HostMatch::parse(rule.host.as_deref().unwrap_or_default());
+            let host_name = rule.host.as_deref().unwrap_or("*");
             compiled.table.add_host(host.clone());
-            let paths = rule.http.iter().flat_map(|http| &http.paths);
-            for path in paths {
-                let text = path
-                    .path
-                    .as_deref()
-                    .filter(|text| !text.is_empty())
-                    .unwrap_or("/");
-                // Without a type of its own, `ImplementationSpecific` is a prefix here.
-                let matched = match path.path_type.as_str() {
-                    "Exact" => PathMatch::exact(text),
-                    _ => PathMatch::prefix(text),
-                };
-                let backend = self.backend(ingress, &path.backend, &options, problems);
-                let route = route(matched, backend, &host, &compiled.certificates);
-                if !compiled.table.add(host.clone(), route) {
-                    let host = rule.host.as_deref().unwrap_or("*");
+            if let Some(redirect) = &asked.app_root {
+                let mut root = route(PathMatch::exact("/"), "/", None, &host, &compiled.certificates);
+                root.options.features = Some(Arc::new(Features {
+                    closed: shared.closed,
+                    redirect: Some(redirect.clone()),
+                    ..Features::default()
+                }));
+                if !compiled.table.set_root(host.clone(), root) {
                     problems.push(Problem {
                         reason: "RouteTaken",
-                        message: format!("an older Ingress has the path {text} of host {host}"),
+                        message: format!("an older Ingress has the app-root of host {host_name}"),
+                    });
+                }
+            }
+            let paths = rule.http.iter().flat_map(|http| &http.paths);
+            for path in paths {
+                let text = path_text(path);
+                let matched = match self.path_match(&host, path, routes) {
+                    Ok(matched) => matched,
+                    Err(why) => {
+                        problems.push(Problem {
+                            reason: "BadPath",
+                            message: format!("the path {text} of host {host_name} is not served: {why}"),
+                        });
+                        continue;
+                    }
+                };
+                let backend = self.backend(ingress, &path.backend, asked, problems);
+                let route = route(matched.clone(), text, backend, &host, &compiled.certificates);
+                if compiled.table.add(host.clone(), route) {
+                    let namespace = ingress.metadata.namespace.clone().unwrap_or_default();
+                    routes.owners.insert((host.clone(), text.to_owned()), namespace);
+                } else {
+                    problems.push(Problem {
+                        reason: "RouteTaken",
+                        message: format!("an older Ingress has the path {text} of host {host_name}"),
                     });
                 }
             }
         }
         let Some(default) = default else { return };
+        let everything =
+            |host: &HostMatch, features: &mut FeatureCache| match routes.regex_hosts.contains(host) {
+                true => features
+                    .regex("/")
+                    .map_or(PathMatch::prefix("/"), PathMatch::Regex),
+                false => PathMatch::prefix("/"),
+            };
         for rule in rules {
             let host = HostMatch::parse(rule.host.as_deref().unwrap_or_default());
-            let route = route(
-                PathMatch::prefix("/"),
-                default.clone(),
-                &host,
-                &compiled.certificates,
-            );
+            let all = everything(&host, &mut *self.features);
+            let route = route(all, "/", default.clone(), &host, &compiled.certificates);
             // If there is a route for `/`, nothing is left for the default backend.
             compiled.table.add(host, route);
         }
-        let fallback = route(
-            PathMatch::prefix("/"),
-            default,
-            &HostMatch::Any,
-            &compiled.certificates,
-        );
+        let all = everything(&HostMatch::Any, &mut *self.features);
+        let fallback = route(all, "/", default, &HostMatch::Any, &compiled.certificates);
         if rules.is_empty() && !compiled.table.set_fallback(fallback) {
             problems.push(Problem {
                 reason: "RouteTaken",
@@ -254,81 +310,149 @@ impl Compiler<'_> {
         }
     }
 
-    /// The backend that a route names; `None`, with a problem, if it cannot be one.
-    fn backend(
+    fn path_match(
         &mut self,
-        ingress: &Ingress,
-        backend: &IngressBackend,
-        options: &annotations::Options,
-        problems: &mut Vec<Problem>,
-    ) -> Option<Arc<Backend>> {
-        let namespace = ingress.metadata.namespace.as_deref().unwrap_or_default();
-        let found = self.find_backend(namespace, backend, options, problems);
-        found.map_err(|problem| problems.push(problem)).ok()
+        host: &HostMatch,
+        path: &HTTPIngressPath,
+        routes: &Routes,
+    ) -> Result<PathMatch, String> {
+        let text = path_text(path);
+        if routes.regex_hosts.contains(host) {
+            return self.features.regex(text).map(PathMatch::Regex);
+        }
+        // Without a type of its own, `ImplementationSpecific` is a prefix here.
+        Ok(match path.path_type.as_str() {
+            "Exact" => PathMatch::exact(text),
+            _ => PathMatch::prefix(text),
+        })
     }
 
-    fn find_backend(
+    /// What the routes of an Ingress have in common.
+    fn shared(&mut self, ingress: &Ingress, asked: &Annotations, problems: &mut Vec<Problem>) -> Features {
+        let mut shared = self.features.features(self.objects, ingress, asked, problems);
+        let Some(spec) = &asked.external else {
+            return shared;
+        };
+        match self.auth_backend(ingress, spec, problems) {
+            Ok(backend) => {
+                shared.external = Some(External {
+                    spec: spec.clone(),
+                    backend,
+                });
+            }
+            Err(Problem { message, .. }) => {
+                shared.closed = true;
+                problems.push(Problem {
+                    reason: "BadAuthService",
+                    message: format!(
+                        "the Ingress is answered with 503, for its auth-url cannot be asked: {message}"
+                    ),
+                });
+            }
+        }
+        shared
+    }
+
+    /// Gives routes that others have made a second backend.
+    fn canary(
         &mut self,
-        namespace: &str,
-        backend: &IngressBackend,
-        options: &annotations::Options,
+        ingress: &Ingress,
+        asked: &Annotations,
+        spec: &CanarySpec,
+        routes: &mut Routes,
+        compiled: &mut Compiled,
         problems: &mut Vec<Problem>,
-    ) -> Result<Arc<Backend>, Problem> {
-        let problem = |reason: &'static str, message: String| Problem { reason, message };
-        let Some(named) = &backend.service else {
-            let message = "a backend that is not a Service is not supported".to_owned();
-            return Err(problem("UnsupportedBackend", message));
-        };
-        let name = &named.name;
-        let Some(service) = self.objects.service(namespace, name) else {
-            return Err(problem("ServiceNotFound", format!("there is no Service {name}")));
-        };
-        let spec = service.spec.clone().unwrap_or_default();
-        if spec.type_.as_deref() == Some("ExternalName") {
-            let message = format!("Service {name} is of type ExternalName, which is not a backend here");
-            return Err(problem("UnsupportedBackend", message));
-        }
-        let wanted = named.port.clone().unwrap_or_default();
-        let mut ports = spec.ports.unwrap_or_default().into_iter();
-        let is_wanted = |port: &k8s_openapi::api::core::v1::ServicePort| match &wanted {
-            ServiceBackendPort { name: Some(name), .. } if !name.is_empty() => {
-                port.name.as_ref() == Some(name)
+    ) {
+        let namespace = ingress.metadata.namespace.clone().unwrap_or_default();
+        let rules = ingress.spec.iter().flat_map(|spec| spec.rules.iter().flatten());
+        for rule in rules {
+            let host = HostMatch::parse(rule.host.as_deref().unwrap_or_default());
+            for path in rule.http.iter().flat_map(|http| &http.paths) {
+                let text = path_text(path);
+                let backend = self.backend(ingress, &path.backend, asked, problems);
+                let owner = routes.owners.get(&(host.clone(), text.to_owned()));
+                let matched = self.path_match(&host, path, routes).ok();
+                let route = matched.filter(|_| owner == Some(&namespace));
+                let route = route.and_then(|matched| compiled.table.route_mut(&host, &matched));
+                let features = route.map(|route| route.options.features.get_or_insert_default());
+                let features = features
+                    .map(Arc::make_mut)
+                    .filter(|features| features.canary.is_none());
+                match features {
+                    Some(features) => {
+                        features.canary = Some(Canary {
+                            spec: spec.clone(),
+                            backend,
+                        });
+                    }
+                    None => problems.push(Problem {
+                        reason: "CanaryNotServed",
+                        message: format!(
+                            "no other Ingress of the namespace has the path {text} of host {}, or it has a canary",
+                            rule.host.as_deref().unwrap_or("*")
+                        ),
+                    }),
+                }
             }
-            ServiceBackendPort { number, .. } => Some(port.port) == *number,
-        };
-        let is_tcp = |protocol: Option<&str>| protocol.is_none_or(|protocol| protocol == "TCP");
-        let Some(port) = ports.find(|port| is_wanted(port) && is_tcp(port.protocol.as_deref())) else {
-            let number = wanted.number.unwrap_or_default();
-            let wanted = wanted.name.unwrap_or_else(|| number.to_string());
-            let message = format!("Service {name} has no TCP port {wanted}");
-            return Err(problem("ServicePortNotFound", message));
-        };
-        let protocol = match (options.protocol, port.app_protocol.as_deref()) {
-            (Some(protocol), _) => protocol,
-            (None, Some("kubernetes.io/h2c" | "h2c" | "grpc")) => Protocol::Http2,
-            (None, Some(tls @ ("https" | "HTTPS" | "kubernetes.io/wss" | "grpcs"))) => {
-                let message = format!(
-                    "Service {name} has a port of appProtocol {tls}: TLS to backends is not supported"
-                );
-                return Err(problem("UnsupportedBackend", message));
-            }
-            (None, _) => Protocol::Http1,
-        };
-        let port = port.name.unwrap_or_default();
-        let slices = self.objects.slices(namespace, name);
-        let (addresses, refused) = endpoints::addresses(&slices, &port, self.policy);
-        if let Some(refused) = refused {
-            let message = format!(
-                "endpoint {refused} of Service {name} is not used: it is an address of the machine or of the cluster itself"
-            );
-            problems.push(problem("EndpointRefused", message));
         }
-        let key = BackendKey {
-            namespace: namespace.to_owned(),
-            service: name.clone(),
-            port,
-        };
-        Ok(self.backends.put(key, protocol, &addresses, self.now))
+    }
+}
+
+/// What the compiler knows of the routes beside the table.
+struct Routes {
+    /// Where all paths are expressions, because one is, as with ingress-nginx.
+    regex_hosts: HashSet<HostMatch>,
+    /// The namespace of the Ingress that has a path of a host.
+    owners: HashMap<(HostMatch, String), String>,
+}
+
+fn path_text(path: &HTTPIngressPath) -> &str {
+    path.path
+        .as_deref()
+        .filter(|text| !text.is_empty())
+        .unwrap_or("/")
+}
+
+/// The hosts of which an Ingress has expressions or rewrites.
+fn regex_hosts(ingresses: &[Arc<Ingress>], asked: &[Annotations]) -> HashSet<HostMatch> {
+    let mut hosts = HashSet::new();
+    for (ingress, asked) in ingresses
+        .iter()
+        .zip(asked)
+        .filter(|(_, asked)| asked.canary.is_none())
+    {
+        let rules = ingress.spec.iter().flat_map(|spec| spec.rules.iter().flatten());
+        let has_regex =
+            |path: &HTTPIngressPath| asked.use_regex || asked.rewrite_of(path_text(path)).is_some();
+        let has_rules = ingress
+            .spec
+            .as_ref()
+            .is_some_and(|spec| spec.rules.as_ref().is_some_and(|rules| !rules.is_empty()));
+        for rule in rules {
+            let mut paths = rule.http.iter().flat_map(|http| &http.paths);
+            if paths.any(has_regex) {
+                hosts.insert(HostMatch::parse(rule.host.as_deref().unwrap_or_default()));
+            }
+        }
+        if !has_rules && (asked.use_regex || asked.rewrite_of("/").is_some()) {
+            hosts.insert(HostMatch::Any);
+        }
+    }
+    hosts
+}
+
+/// Serves the hosts of an Ingress under other names too.
+fn aliases(ingress: &Ingress, asked: &Annotations, table: &mut RouteTable, problems: &mut Vec<Problem>) {
+    let Some(host) = rule_hosts(ingress).into_iter().next() else {
+        return;
+    };
+    for alias in &asked.aliases {
+        if !table.add_alias(alias.clone(), &host) {
+            problems.push(Problem {
+                reason: "RouteTaken",
+                message: format!("the alias {alias} is the host of an Ingress, or an alias already"),
+            });
+        }
     }
 }
 
@@ -352,21 +476,3 @@ fn rule_hosts(ingress: &Ingress) -> Vec<HostMatch> {
         false => hosts,
     }
 }
-
-/// Brings the backends of a Service up to date with its EndpointSlices, without a new table.
-pub fn refresh(
-    backends: &mut Backends,
-    namespace: &str,
-    service: &str,
-    slices: &[Arc<EndpointSlice>],
-    policy: &AddressPolicy,
-    now: Instant,
-) {
-    for backend in backends.of_service(namespace, service) {
-        let (addresses, _): (Vec<SocketAddr>, _) = endpoints::addresses(slices, &backend.key.port, policy);
-        backends.put(backend.key.clone(), backend.protocol, &addresses, now);
-    }
-}
-
-/// Without an annotation.
-pub const READ_TIMEOUT: Duration = Duration::from_secs(60);

@@ -10,8 +10,10 @@ use k8s_openapi::api::networking::v1::{Ingress, IngressClass};
 use serde_json::{Value, json};
 
 use crate::backend::{Backends, Protocol};
-use crate::compile::{CertificateCache, Compiled, Compiler, Objects, refresh};
+use crate::compile::{CertificateCache, Compiled, Compiler, Objects};
+use crate::compile_backends::refresh;
 use crate::endpoints::AddressPolicy;
+use crate::features::resolve::FeatureCache;
 use crate::table::HostMatch;
 
 #[derive(Default)]
@@ -101,6 +103,7 @@ impl Given {
             policy: &policy,
             backends,
             cache: &mut CertificateCache::default(),
+            features: &mut FeatureCache::default(),
             now: Instant::now(),
         };
         compiler.run()
@@ -228,14 +231,21 @@ fn backends_that_cannot_be_reached_are_reported() {
     given.put_slice("a", "169.254.169.254");
     given.ingress("metadata", 1, json!({"rules": [rule("y", &[path("/", "a")])]}));
     let compiled = given.compile();
-    for name in ["missing", "external", "udp", "tls", "resource", "port"] {
+    assert_eq!(answers(&compiled, "x", "/tls"), "tls");
+    let route = compiled.table.find("x", "/tls").expect("a route");
+    assert!(
+        route
+            .backend
+            .as_ref()
+            .is_some_and(|backend| backend.tls.is_some())
+    );
+    for name in ["missing", "external", "udp", "resource", "port"] {
         assert_eq!(answers(&compiled, "x", &format!("/{name}")), "503", "{name}");
     }
     let mut expected = [
         "ServiceNotFound",
         "ServicePortNotFound",
         "ServicePortNotFound",
-        "UnsupportedBackend",
         "UnsupportedBackend",
         "UnsupportedBackend",
     ];

@@ -5,7 +5,6 @@
 //! hyper's own account decides whether a connection can be used again: `SendRequest::is_ready` is true only when both
 //! messages are over. What is dropped in the middle of a message is closed.
 
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
@@ -18,13 +17,12 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1::{Builder, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
-use socket2::{SockRef, TcpKeepalive};
-use tokio::net::TcpStream;
 use tokio::runtime::Handle;
 
 use crate::backend::Endpoint;
 use crate::body::{BoxError, LentBody};
-use crate::upstream::{CONNECT_TIMEOUT, SendError};
+use crate::dial::{self, Stream};
+use crate::upstream::SendError;
 use crate::workers::{self, MAX_WORKERS};
 
 /// Shorter than the keep-alive of common servers, so that few requests meet a connection that is just closing.
@@ -35,25 +33,22 @@ const SWEEP: Duration = Duration::from_secs(5);
 const MAX_IDLE: usize = 64;
 /// Headers of a response.
 const MAX_HEADERS: usize = 100;
-const KEEP_ALIVE: Duration = Duration::from_secs(60);
 
 /// A connection, and the end that requests are put in at.
 struct Live {
     sender: SendRequest<LentBody>,
-    connection: Connection<TokioIo<TcpStream>, LentBody>,
+    connection: Connection<TokioIo<Stream>, LentBody>,
 }
 
 impl Live {
-    async fn connect(address: SocketAddr) -> Result<Box<Live>, BoxError> {
+    async fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Box<Live>, BoxError> {
         let connecting = async {
-            let stream = TcpStream::connect(address).await?;
-            stream.set_nodelay(true)?;
-            SockRef::from(&stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEP_ALIVE))?;
+            let stream = dial::connect(endpoint).await?;
             let mut builder = Builder::new();
             builder.max_headers(MAX_HEADERS);
             Ok::<_, BoxError>(builder.handshake(TokioIo::new(stream)).await?)
         };
-        let (sender, connection) = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await??;
+        let (sender, connection) = tokio::time::timeout(timeout, connecting).await??;
         Ok(Box::new(Live { sender, connection }))
     }
 
@@ -174,6 +169,7 @@ async fn sweep(endpoint: Weak<Endpoint>, number: usize) {
 pub async fn send(
     endpoint: &Arc<Endpoint>,
     mut request: Request<LentBody>,
+    connect_timeout: Duration,
 ) -> Result<Response<BackendBody>, SendError> {
     let body = request.body().watch();
     loop {
@@ -182,7 +178,7 @@ pub async fn send(
         let live = match idle {
             Some(live) => live,
             // In a box, as all that is rare: the future of a request is copied more than once.
-            None => Box::pin(Live::connect(endpoint.address))
+            None => Box::pin(Live::connect(endpoint, connect_timeout))
                 .await
                 .map_err(SendError::Connect)?,
         };

@@ -13,13 +13,16 @@
 //! The table is pure and knows no kind of object. Requests that are on their way keep the table, the backend and
 //! the endpoint that they began with. It writes the status of Ingresses and of Gateway API's objects, and events, and nothing else of the API.
 
-mod annotations;
 mod backend;
 mod body;
 mod compile;
+mod compile_backends;
 mod connections;
+mod course;
+mod dial;
 mod doors;
 mod endpoints;
+mod features;
 mod forward;
 mod gateway;
 mod guard;
@@ -28,10 +31,13 @@ mod hello;
 mod http1;
 mod listen;
 mod metrics;
+mod refusal;
 mod run;
+mod send;
 mod stall;
 mod status;
 mod table;
+mod target;
 mod tcp;
 mod tls;
 mod tunnel;
@@ -39,7 +45,11 @@ mod upstream;
 mod workers;
 
 #[cfg(test)]
+mod access_tests;
+#[cfg(test)]
 mod compile_tests;
+#[cfg(test)]
+mod features_tests;
 #[cfg(test)]
 mod gateway_tests;
 #[cfg(test)]

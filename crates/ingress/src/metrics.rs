@@ -33,6 +33,10 @@ pub enum Refusal {
     NoRoute,
     NoEndpoint,
     BackendFull,
+    /// By a limit of an Ingress.
+    ClientRate,
+    /// What an Ingress asks for cannot be enforced.
+    Closed,
 }
 
 impl Refusal {
@@ -45,6 +49,8 @@ impl Refusal {
             Refusal::NoRoute => "no_route",
             Refusal::NoEndpoint => "no_endpoint",
             Refusal::BackendFull => "backend_full",
+            Refusal::ClientRate => "client_rate",
+            Refusal::Closed => "closed",
         }
     }
 }

@@ -20,9 +20,11 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::backend::Backends;
-use crate::compile::{CertificateCache, Compiled, Compiler, Objects, refresh};
+use crate::compile::{CertificateCache, Compiled, Compiler, Objects};
+use crate::compile_backends::refresh;
 use crate::doors::{Doors, Failures};
 use crate::endpoints::AddressPolicy;
+use crate::features::resolve::FeatureCache;
 use crate::forward::Proxy;
 use crate::gateway::certificates::ConfigCache;
 use crate::gateway::listeners::Ports;
@@ -36,6 +38,8 @@ use crate::workers::Workers;
 
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 const SERVICE_INDEX: &str = "service";
+/// How long the first table waits for the objects of Gateway API.
+const GATEWAY_PATIENCE: Duration = Duration::from_secs(10);
 /// Changes that come together are compiled together.
 const SETTLE: Duration = Duration::from_millis(10);
 
@@ -80,6 +84,10 @@ struct Watched {
     services: Informer<Service>,
     slices: Informer<EndpointSlice>,
     secrets: Informer<Secret>,
+    /// Of type `Opaque`: users, and authorities of backends.
+    opaque: Informer<Secret>,
+    /// Secrets that the last table asked for, whether they are there or not.
+    asked: Arc<Mutex<HashSet<Key>>>,
     nodes: Informer<Node>,
 }
 
@@ -103,6 +111,13 @@ impl Objects for Watched {
 
     fn secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
         self.secrets.get(namespace, name)
+    }
+
+    fn any_secret(&self, namespace: &str, name: &str) -> Option<Arc<Secret>> {
+        // Before it is read: a change that comes then is not missed.
+        self.asked.lock().insert(Key::new(namespace, name));
+        self.secret(namespace, name)
+            .or_else(|| self.opaque.get(namespace, name))
     }
 }
 
@@ -136,6 +151,8 @@ pub async fn run(config: IngressConfig, client: Client, stop: CancellationToken)
         services: factory.informer(),
         slices: factory.informer(),
         secrets: factory.filtered(None, Some("type=kubernetes.io/tls")),
+        opaque: factory.filtered(None, Some("type=Opaque")),
+        asked: Arc::default(),
         nodes: factory.informer(),
     };
     watched.slices.add_index(SERVICE_INDEX, |slice| {
@@ -146,6 +163,16 @@ pub async fn run(config: IngressConfig, client: Client, stop: CancellationToken)
     note_all(&watched.classes, &changes, &changed);
     note_all(&watched.services, &changes, &changed);
     note_all(&watched.secrets, &changes, &changed);
+    let (noted, news, asked) = (changes.clone(), changed.clone(), watched.asked.clone());
+    watched.opaque.subscribe(move |change| {
+        let meta = &change.object().metadata;
+        let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
+        let key = Key::new(namespace.unwrap_or_default(), name.unwrap_or_default());
+        if asked.lock().contains(&key) {
+            noted.lock().all = true;
+            news.notify_one();
+        }
+    });
     let (noted, news) = (changes.clone(), changed.clone());
     watched.slices.subscribe(move |change| {
         noted.lock().endpoints.extend(service_of(change.object()));
@@ -159,7 +186,7 @@ pub async fn run(config: IngressConfig, client: Client, stop: CancellationToken)
         noted.lock().all = true;
         news.notify_one();
     });
-    let watch = Watch::new(client.clone(), &factory, &stop, noted.clone());
+    let mut watch = Watch::new(client.clone(), &factory, &stop, noted.clone());
     let synced = async {
         tokio::join!(
             watched.ingresses.synced(),
@@ -167,12 +194,25 @@ pub async fn run(config: IngressConfig, client: Client, stop: CancellationToken)
             watched.services.synced(),
             watched.slices.synced(),
             watched.secrets.synced(),
+            watched.opaque.synced(),
             watched.nodes.synced(),
             watch.synced(),
         )
     };
     tokio::select! {
         _ = synced => {}
+        () = stop.cancelled() => return Ok(()),
+    }
+    // The first table decides which of the kept sockets stay open, so it needs the Gateways too.
+    let gateways = async {
+        while watch.snapshot().is_none() {
+            changed.notified().await;
+        }
+    };
+    tokio::select! {
+        known = tokio::time::timeout(GATEWAY_PATIENCE, gateways) => if known.is_err() {
+            tracing::warn!("the objects of Gateway API cannot be read yet: their ports are opened when they are");
+        },
         () = stop.cancelled() => return Ok(()),
     }
     let (served, to_report) = watch::channel(Served::default());
@@ -193,6 +233,7 @@ pub async fn run(config: IngressConfig, client: Client, stop: CancellationToken)
         resolver,
         backends: Backends::default(),
         cache: CertificateCache::default(),
+        features: FeatureCache::default(),
         served,
     };
     keeper.compile();
@@ -271,6 +312,7 @@ struct Keeper {
     policy: AddressPolicy,
     backends: Backends,
     cache: CertificateCache,
+    features: FeatureCache,
     served: watch::Sender<Served>,
     watch: Watch,
     /// The last that was whole.
@@ -304,11 +346,13 @@ impl Keeper {
     }
 
     fn compile(&mut self) {
+        self.watched.asked.lock().clear();
         let compiler = Compiler {
             objects: &self.watched,
             policy: &self.policy,
             backends: &mut self.backends,
             cache: &mut self.cache,
+            features: &mut self.features,
             now: Instant::now(),
         };
         let Compiled {
@@ -328,6 +372,7 @@ impl Keeper {
             return self.compile();
         }
         self.cache.forget_unused();
+        self.features.forget_unused();
         self.configs.forget_unused();
         let problems = ingresses
             .iter()

@@ -6,13 +6,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::backend::Backend;
+use crate::features::Features;
+use crate::features::rewrite::PathRegex;
+use crate::upstream::CONNECT_TIMEOUT;
 
 /// How a route's path is compared with a request's.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub enum PathMatch {
     Exact(String),
     /// By elements: `/a` matches `/a` and `/a/b`, not `/ab`. Kept without the slash at its end.
     Prefix(String),
+    /// All paths of a host, if one of them is.
+    Regex(Arc<PathRegex>),
+}
+
+impl PartialEq for PathMatch {
+    fn eq(&self, other: &PathMatch) -> bool {
+        match (self, other) {
+            (PathMatch::Exact(a), PathMatch::Exact(b)) | (PathMatch::Prefix(a), PathMatch::Prefix(b)) => {
+                a == b
+            }
+            (PathMatch::Regex(a), PathMatch::Regex(b)) => a.text == b.text,
+            _ => false,
+        }
+    }
 }
 
 impl PathMatch {
@@ -30,32 +47,52 @@ impl PathMatch {
             PathMatch::Prefix(prefix) => path
                 .strip_prefix(prefix.as_str())
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/')),
+            PathMatch::Regex(regex) => regex.is_match(path),
         }
     }
 
-    /// What is more specific comes first: the longer path, and an exact one before a prefix of its length.
-    fn rank(&self) -> (usize, bool) {
+    pub fn regex(&self) -> Option<&PathRegex> {
         match self {
-            PathMatch::Exact(path) => (path.len(), true),
+            PathMatch::Regex(regex) => Some(regex),
+            _ => None,
+        }
+    }
+
+    /// What is more specific comes first: the longer path, and an exact one before a prefix of its length. Expressions
+    /// of one length are in the order of ingress-nginx.
+    fn rank(&self) -> (usize, bool, &str) {
+        match self {
+            PathMatch::Exact(path) => (path.len(), true, ""),
             // `/` is kept as nothing, but is as long as the exact one.
-            PathMatch::Prefix(path) => (path.len().max(1), false),
+            PathMatch::Prefix(path) => (path.len().max(1), false, ""),
+            PathMatch::Regex(regex) => (regex.text.len(), false, &regex.text),
         }
     }
 }
 
+/// Without another limit, a backend must begin its response in this time.
+pub const READ_TIMEOUT: Duration = Duration::from_secs(60);
+
 /// What holds for the requests of a route.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct RouteOptions {
     /// Requests without TLS are redirected.
     pub redirect_to_https: bool,
     /// Bytes of a request's body; `None`: any number.
     pub max_body: Option<u64>,
+    pub connect_timeout: Duration,
+    /// Between two parts of the request's body that an endpoint takes; `None`: as the next.
+    pub send_timeout: Option<Duration>,
     /// From the end of the request to the head of the backend's response; `None`: as long as it takes.
     pub response_timeout: Option<Duration>,
     /// For everything, from the request to the end of its response.
     pub request_timeout: Option<Duration>,
     /// `None`: endpoints that are not reached, and broken connections where that does no harm.
     pub retry: Option<Retry>,
+    /// In the middle of a response, or in a tunnel; `None`: the proxy's own limits.
+    pub silence: Option<Duration>,
+    /// Most routes have none.
+    pub features: Option<Arc<Features>>,
 }
 
 /// When a request is sent once more.
@@ -73,9 +110,13 @@ impl Default for RouteOptions {
         RouteOptions {
             redirect_to_https: false,
             max_body: None,
-            response_timeout: Some(Duration::from_secs(60)),
+            connect_timeout: CONNECT_TIMEOUT,
+            send_timeout: None,
+            response_timeout: Some(READ_TIMEOUT),
             request_timeout: None,
             retry: None,
+            silence: None,
+            features: None,
         }
     }
 }
@@ -98,6 +139,16 @@ pub enum HostMatch {
     Any,
 }
 
+impl std::fmt::Display for HostMatch {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            HostMatch::Exact(name) => f.write_str(name),
+            HostMatch::Wildcard(parent) => write!(f, "*.{parent}"),
+            HostMatch::Any => f.write_str("*"),
+        }
+    }
+}
+
 impl HostMatch {
     /// Of an Ingress rule or a TLS host.
     pub fn parse(host: &str) -> HostMatch {
@@ -110,11 +161,18 @@ impl HostMatch {
     }
 }
 
+#[derive(Clone, Debug, Default)]
+struct HostRoutes {
+    routes: Vec<Route>,
+    /// For `/` alone, before all others.
+    root: Option<Route>,
+}
+
 /// Routes by host. The most specific host that has routes decides; a path that it does not have is not looked for
 /// elsewhere.
 #[derive(Clone, Debug, Default)]
 pub struct RouteTable {
-    hosts: HashMap<HostMatch, Vec<Route>>,
+    hosts: HashMap<HostMatch, HostRoutes>,
     /// For what matches nothing.
     fallback: Option<Route>,
     routes: usize,
@@ -123,7 +181,7 @@ pub struct RouteTable {
 impl RouteTable {
     /// Adds a route unless the host has one of the same path; false if it has.
     pub fn add(&mut self, host: HostMatch, route: Route) -> bool {
-        let routes = self.hosts.entry(host).or_default();
+        let routes = &mut self.hosts.entry(host).or_default().routes;
         if routes.iter().any(|other| other.path == route.path) {
             return false;
         }
@@ -136,6 +194,32 @@ impl RouteTable {
     /// Makes the host known, so that what it has no route for is not found elsewhere.
     pub fn add_host(&mut self, host: HostMatch) {
         self.hosts.entry(host).or_default();
+    }
+
+    /// Sets what answers `/` of a host, before all other routes. False if there is one.
+    pub fn set_root(&mut self, host: HostMatch, route: Route) -> bool {
+        let root = &mut self.hosts.entry(host).or_default().root;
+        let is_free = root.is_none();
+        root.get_or_insert(route);
+        is_free
+    }
+
+    /// Serves the routes of a host under another name too. False if that has routes.
+    pub fn add_alias(&mut self, alias: HostMatch, host: &HostMatch) -> bool {
+        if self.hosts.contains_key(&alias) {
+            return false;
+        }
+        if let Some(routes) = self.hosts.get(host).cloned() {
+            self.routes += routes.routes.len();
+            self.hosts.insert(alias, routes);
+        }
+        true
+    }
+
+    /// The route of a host with this very path.
+    pub fn route_mut(&mut self, host: &HostMatch, path: &PathMatch) -> Option<&mut Route> {
+        let routes = &mut self.hosts.get_mut(host)?.routes;
+        routes.iter_mut().find(|route| route.path == *path)
     }
 
     /// False if there is one.
@@ -153,24 +237,23 @@ impl RouteTable {
 
     /// `host` is in lower case and without a port; `path` as [`normalized`].
     pub fn find(&self, host: &str, path: &str) -> Option<&Route> {
-        let routes = self.routes_of(host).unwrap_or_default();
-        routes
-            .iter()
-            .find(|route| route.path.matches(path))
-            .or(self.fallback.as_ref())
+        let of_host = self.routes_of(host).and_then(|host| {
+            let root = host.root.as_ref().filter(|_| path == "/");
+            root.or_else(|| host.routes.iter().find(|route| route.path.matches(path)))
+        });
+        of_host.or(self.fallback.as_ref())
     }
 
-    fn routes_of(&self, host: &str) -> Option<&[Route]> {
+    fn routes_of(&self, host: &str) -> Option<&HostRoutes> {
         let exact = || self.hosts.get(&HostMatch::Exact(host.to_owned()));
         let wildcard = || {
             let (first, parent) = host.split_once('.')?;
             let key = HostMatch::Wildcard(parent.to_owned());
             self.hosts.get(&key).filter(|_| !first.is_empty())
         };
-        let found = exact()
+        exact()
             .or_else(wildcard)
-            .or_else(|| self.hosts.get(&HostMatch::Any));
-        found.map(Vec::as_slice)
+            .or_else(|| self.hosts.get(&HostMatch::Any))
     }
 }
 

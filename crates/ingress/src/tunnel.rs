@@ -19,9 +19,10 @@ const SILENCE: Duration = Duration::from_secs(3600);
 const SWITCH: Duration = Duration::from_secs(10);
 
 /// Copies both ways until both sides have ended.
-pub async fn join(near: OnUpgrade, far: OnUpgrade) -> Result<(), BoxError> {
+/// `silence` is how long nobody may say anything, if the route says so.
+pub async fn join(near: OnUpgrade, far: OnUpgrade, silence: Option<Duration>) -> Result<(), BoxError> {
     let (near, far) = tokio::time::timeout(SWITCH, async { tokio::try_join!(near, far) }).await??;
-    copy(TokioIo::new(near), TokioIo::new(far))
+    copy_until(TokioIo::new(near), TokioIo::new(far), silence.unwrap_or(SILENCE))
         .await
         .map_err(Into::into)
 }
@@ -32,12 +33,20 @@ where
     N: AsyncRead + AsyncWrite + Unpin,
     F: AsyncRead + AsyncWrite + Unpin,
 {
+    copy_until(near, far, SILENCE).await
+}
+
+async fn copy_until<N, F>(near: N, far: F, limit: Duration) -> io::Result<()>
+where
+    N: AsyncRead + AsyncWrite + Unpin,
+    F: AsyncRead + AsyncWrite + Unpin,
+{
     let heard: Arc<AtomicBool> = Arc::default();
     let mut near = Heard(near, heard.clone());
     let mut far = Heard(far, heard.clone());
     let silence = async {
         loop {
-            tokio::time::sleep(SILENCE).await;
+            tokio::time::sleep(limit).await;
             if !heard.swap(false, Ordering::Relaxed) {
                 return;
             }

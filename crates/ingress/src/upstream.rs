@@ -1,6 +1,5 @@
 //! Requests to endpoints, over HTTP/1.1 (`http1`) or over a few HTTP/2 connections of each endpoint that speaks it. Addresses are dialled as they are: no name is resolved, no proxy is asked.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -9,10 +8,10 @@ use http::uri::{Authority, PathAndQuery, Scheme};
 use http::{HeaderValue, Request, Response, Uri};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use tokio::net::TcpStream;
 
 use crate::backend::{Endpoint, Protocol};
 use crate::body::{BoxError, LentBody};
+use crate::dial;
 use crate::http1::{self, BackendBody};
 
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -47,24 +46,30 @@ pub async fn send(
     protocol: Protocol,
     mut request: Request<LentBody>,
     host: &HeaderValue,
+    connect_timeout: Duration,
 ) -> Result<Sent, SendError> {
     let path = request.uri().path_and_query().cloned();
     let path = path.unwrap_or_else(|| PathAndQuery::from_static("/"));
     match protocol {
         Protocol::Http1 => {
             *request.uri_mut() = path.into();
-            let response = http1::send(endpoint, request).await?;
+            let response = http1::send(endpoint, request, connect_timeout).await?;
             Ok(Sent {
                 response,
                 stream: None,
             })
         }
         Protocol::Http2 => {
+            let scheme = if endpoint.tls.is_some() {
+                Scheme::HTTPS
+            } else {
+                Scheme::HTTP
+            };
             let broken = |error: BoxError| SendError::Broken(error);
-            *request.uri_mut() = uri(authority(host), path).map_err(broken)?;
+            *request.uri_mut() = uri(scheme, authority(host), path).map_err(broken)?;
             *request.version_mut() = http::Version::HTTP_2;
             request.headers_mut().remove(http::header::HOST);
-            let (mut sender, stream) = Box::pin(endpoint.http2.connection(endpoint.address)).await?;
+            let (mut sender, stream) = Box::pin(endpoint.http2.connection(endpoint, connect_timeout)).await?;
             let sent = Box::pin(sender.send_request(request)).await;
             let response = sent.map_err(|error| broken(error.into()))?;
             Ok(Sent {
@@ -81,9 +86,9 @@ fn authority(host: &HeaderValue) -> Authority {
     authority.unwrap_or_else(|_| Authority::from_static("localhost"))
 }
 
-fn uri(authority: Authority, path: PathAndQuery) -> Result<Uri, BoxError> {
+fn uri(scheme: Scheme, authority: Authority, path: PathAndQuery) -> Result<Uri, BoxError> {
     let mut parts = http::uri::Parts::default();
-    parts.scheme = Some(Scheme::HTTP);
+    parts.scheme = Some(scheme);
     parts.authority = Some(authority);
     parts.path_and_query = Some(path);
     Ok(Uri::from_parts(parts)?)
@@ -123,7 +128,8 @@ impl std::fmt::Debug for Http2Slot {
 impl Http2Slot {
     async fn connection(
         &self,
-        address: SocketAddr,
+        endpoint: &Endpoint,
+        timeout: Duration,
     ) -> Result<(http2::SendRequest<LentBody>, StreamPermit), SendError> {
         // Whoever comes while one connects waits for that connection.
         let mut connections = self.0.lock().await;
@@ -137,17 +143,19 @@ impl Http2Slot {
         if let Some(connection) = chosen {
             return Ok((connection.sender.clone(), StreamPermit::new(&connection.used)));
         }
-        let connection = connect_http2(address).await.map_err(SendError::Connect)?;
+        let connection = connect_http2(endpoint, timeout)
+            .await
+            .map_err(SendError::Connect)?;
         let found = (connection.sender.clone(), StreamPermit::new(&connection.used));
         connections.push(connection);
         Ok(found)
     }
 }
 
-async fn connect_http2(address: SocketAddr) -> Result<Http2Connection, BoxError> {
+async fn connect_http2(endpoint: &Endpoint, timeout: Duration) -> Result<Http2Connection, BoxError> {
+    let address = endpoint.address;
     let connecting = async {
-        let stream = TcpStream::connect(address).await?;
-        stream.set_nodelay(true)?;
+        let stream = dial::connect(endpoint).await?;
         let shaken = http2::Builder::new(TokioExecutor::new())
             .timer(TokioTimer::new())
             .initial_stream_window_size(HTTP2_WINDOW)
@@ -158,7 +166,7 @@ async fn connect_http2(address: SocketAddr) -> Result<Http2Connection, BoxError>
             .await?;
         Ok::<_, BoxError>(shaken)
     };
-    let (sender, connection) = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await??;
+    let (sender, connection) = tokio::time::timeout(timeout, connecting).await??;
     tokio::spawn(async move {
         if let Err(error) = connection.await {
             tracing::debug!(%error, %address, "an HTTP/2 connection to an endpoint ended");

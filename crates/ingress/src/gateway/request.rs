@@ -42,11 +42,10 @@ impl Course {
     pub fn options(&self) -> RouteOptions {
         let rule = &self.entry.rule;
         RouteOptions {
-            redirect_to_https: false,
-            max_body: None,
             response_timeout: rule.backend_timeout,
             request_timeout: rule.request_timeout,
             retry: rule.retry.clone(),
+            ..RouteOptions::default()
         }
     }
 

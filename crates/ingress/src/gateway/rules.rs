@@ -18,9 +18,9 @@ use super::objects::{
 };
 use super::table::{Match, PathRule, Rule, TextRule, WeightedBackend};
 use crate::backend::{Backend, BackendKey, Backends, Protocol};
-use crate::compile::{Objects, Problem, READ_TIMEOUT};
+use crate::compile::{Objects, Problem};
 use crate::endpoints::{self, AddressPolicy};
-use crate::table::Retry;
+use crate::table::{READ_TIMEOUT, Retry};
 
 /// Memory of one expression.
 const MAX_REGEX: usize = 1 << 20;
