@@ -9,6 +9,8 @@ pub(crate) struct Served {
     pub resource: ApiResource,
     pub namespaced: bool,
     pub verbs: Vec<String>,
+    /// Changes with the version in which objects are stored.
+    pub storage_version_hash: Option<String>,
 }
 
 impl Served {
@@ -89,6 +91,7 @@ impl Discovery {
                 resource: ApiResource::from_gvk_with_plural(&kind, &resource.name),
                 namespaced: resource.namespaced,
                 verbs: resource.verbs,
+                storage_version_hash: resource.storage_version_hash,
             });
         }
     }

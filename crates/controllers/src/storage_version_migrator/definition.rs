@@ -1,11 +1,16 @@
 //! What a migration says of itself in the CustomResourceDefinition of its resource: that it runs, and at its end that
 //! objects of other versions than the stored one are no longer there.
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD as STANDARD;
 use jiff::Timestamp;
-use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::{
+    CustomResourceDefinition, CustomResourceDefinitionCondition,
+};
 use kube::Api;
 use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
 use skiff_client::{Client, ErrorExt};
 
 use crate::Error;
@@ -47,7 +52,12 @@ pub(super) async fn finish(
     let Some(definition) = find(client, group, resource).await? else {
         return Ok(());
     };
-    let unchanged = is_unchanged(&definition);
+    let found = condition_of(&definition);
+    // Said already, by an attempt whose other write failed: the generation noted then is not the one it began with.
+    if found.is_some_and(|condition| condition.status == "False") {
+        return Ok(());
+    }
+    let unchanged = found.is_some_and(|found| found.observed_generation == definition.metadata.generation);
     let (reason, message) = match (succeeded, unchanged) {
         (true, true) => (
             "MigrationSucceeded",
@@ -85,16 +95,28 @@ fn stored_versions(definition: &CustomResourceDefinition) -> Vec<&str> {
     stored.flatten().map(String::as_str).collect()
 }
 
-/// Whether nobody has changed the definition since the migration began.
-fn is_unchanged(definition: &CustomResourceDefinition) -> bool {
-    let conditions = definition
-        .status
-        .iter()
-        .filter_map(|status| status.conditions.as_ref());
-    let found = conditions
-        .flatten()
-        .find(|condition| condition.type_ == CONDITION);
-    found.is_some_and(|condition| condition.observed_generation == definition.metadata.generation)
+fn condition_of(definition: &CustomResourceDefinition) -> Option<&CustomResourceDefinitionCondition> {
+    let conditions = definition.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.type_ == CONDITION)
+}
+
+/// What discovery shows of the resource once the server stores it in the version that its definition names now. `None`:
+/// it has no definition.
+pub(super) async fn storage_version_hash(
+    client: &Client,
+    group: &str,
+    resource: &str,
+) -> Result<Option<String>, Error> {
+    let Some(definition) = find(client, group, resource).await? else {
+        return Ok(None);
+    };
+    let spec = &definition.spec;
+    let stored = spec.versions.iter().find(|version| version.storage);
+    // COMPAT: upstream's hash, which clients compare too.
+    Ok(stored.map(|stored| {
+        let digest = Sha256::digest(format!("{group}/{}/{}", stored.name, spec.names.kind));
+        STANDARD.encode(&digest[..8])
+    }))
 }
 
 async fn find(

@@ -15,9 +15,10 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::GroupResource;
 use kube::Api;
 use kube::api::PostParams;
+use kube::core::ApiResource;
 use skiff_client::{Action, Change, Client, ErrorExt, Informer, Reconcile};
 
-use crate::discovery::{Served, find_resource};
+use crate::discovery::find_resource;
 use crate::{Context, Error};
 use objects::Outcome;
 use plan::{FAILED, Migration, RUNNING, SUCCEEDED, Step};
@@ -93,9 +94,8 @@ impl Reconcile for Migrator {
             Step::Note(migration) => self.note(migration, &group, &resource, now).await,
             Step::Write(migration, up_to) => {
                 let Some(served) = find_resource(&self.client, &group, &resource).await? else {
-                    return self
-                        .await_resource(migration, now, "unable to obtain GVR from discovery")
-                        .await;
+                    let message = "migration encountered unhandled error: unable to obtain GVR from discovery";
+                    return self.await_resource(migration, now, message).await;
                 };
                 match objects::write_all(&self.client, &served, up_to).await? {
                     Outcome::Written => {
@@ -127,20 +127,24 @@ impl Migrator {
                 .await_resource(migration, now, "resource does not exist in discovery")
                 .await;
         };
+        let ApiResource {
+            group, version, plural, ..
+        } = &served.resource;
+        let qualified = format!("{group}/{version}, Resource={plural}");
         if !VERBS.iter().all(|verb| served.can(verb)) {
-            let Served { resource, .. } = &served;
-            let message = format!(
-                "resource \"{}/{}, Resource={}\" does not support discovery operations: [{}]",
-                resource.group,
-                resource.version,
-                resource.plural,
-                VERBS.join(" ")
-            );
+            let verbs = VERBS.join(" ");
+            let message = format!("resource \"{qualified}\" does not support discovery operations: [{verbs}]");
             return self.fail(migration, message, now).await;
+        }
+        let wanted = definition::storage_version_hash(&self.client, group, plural).await?;
+        if wanted.is_some() && wanted != served.storage_version_hash {
+            // The server writes the stored version of before until it has taken over the definition.
+            return Ok(Action::RequeueAfter(RESOURCE_RETRY));
         }
         let newest = objects::newest_version(&self.client, &served).await?;
         if plan::is_later(&newest, &newest).is_none() {
-            let message = format!("latest resourceVersion for {resource} is not valid: {newest:?}");
+            let why = format!("resource version is not well formed: {newest}");
+            let message = format!("latest resourceVersion for {qualified} is not valid: {why}");
             return self.fail(migration, message, now).await;
         }
         let mut noted = migration.clone();
