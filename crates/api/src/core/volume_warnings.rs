@@ -114,6 +114,12 @@ fn projected(source: &Value) -> Vec<File> {
     if !token.is_null() {
         return vec![File::new(text(token, "path"), "ServiceAccountToken")];
     }
+    let bundle = at(source, "clusterTrustBundle");
+    if !bundle.is_null() {
+        let by = if at(bundle, "name").is_null() { "signerName" } else { "name" };
+        let says = format!("ClusterTrustBundle {}", quote(text(bundle, by)));
+        return vec![File::new(text(bundle, "path"), &says)];
+    }
     Vec::new()
 }
 
