@@ -326,7 +326,7 @@ pub fn priorities(group: &str, version: &str) -> (i64, i64) {
     let of_version = match (group, version) {
         ("autoscaling", "v2") => 30,
         ("flowcontrol.apiserver.k8s.io" | "resource.k8s.io", "v1") => 21,
-        ("storagemigration.k8s.io", "v1beta1") => 9,
+        ("certificates.k8s.io" | "storagemigration.k8s.io", "v1beta1") => 9,
         _ => 15,
     };
     (of_group, of_version)
