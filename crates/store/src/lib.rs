@@ -135,7 +135,8 @@ pub trait Store: Send + Sync + 'static {
     fn compacted(&self) -> i64;
 
     /// The newest revision, read consistently: no write acknowledged before this call is above it.
-    /// By the time this returns, every [`Watch`] of this store was handed its events up to it.
+    /// By the time this returns, the [`Position`] of every [`Watch`] of this store counts its events up to it; the events
+    /// themselves may still be on their way.
     async fn revision(&self) -> Result<i64>;
 
     /// Whether the store works: it can be asked, and the last write reached the disk (or could again).

@@ -386,7 +386,7 @@ async fn concurrent_writers(store: Arc<dyn Store>) {
     assert_eq!(state, stored);
 }
 
-/// After `revision()` a watch has been handed everything up to it, and a quiet one knows as much.
+/// After `revision()` the position of a watch counts everything up to it, and a quiet one knows as much.
 async fn consistent_revision(store: Arc<dyn Store>) {
     let mut busy = store.watch("/registry/busy/", 0).await.unwrap();
     let quiet = store.watch("/registry/quiet/", 0).await.unwrap();
