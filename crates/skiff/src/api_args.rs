@@ -10,7 +10,7 @@ pub struct ApiArgs {
     /// APIs that are off by default to serve, such as storagemigration.k8s.io/v1beta1=true, or api/beta=true for all
     /// that skiff has
     #[arg(long, value_name = "API=BOOL", value_delimiter = ',')]
-    runtime_config: Vec<String>,
+    pub runtime_config: Vec<String>,
 }
 
 impl ApiArgs {

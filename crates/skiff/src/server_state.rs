@@ -32,6 +32,9 @@ pub struct Settings {
     /// As `--load-balancer-pool`.
     #[serde(default)]
     pub load_balancer_pool: Vec<String>,
+    /// As `--runtime-config`.
+    #[serde(default)]
+    pub runtime_config: Vec<String>,
     /// Empty: the store is the embedded one.
     pub etcd_servers: Vec<String>,
     pub etcd_prefix: String,
@@ -124,6 +127,7 @@ impl ServerState {
                 control_plane_endpoint: args.control_plane_endpoint.as_ref().map(ToString::to_string),
                 api_audiences: args.access.api_audiences.clone(),
                 load_balancer_pool: args.load_balancer_pool.iter().map(ToString::to_string).collect(),
+                runtime_config: args.apis.runtime_config.clone(),
                 etcd_servers: Vec::new(),
                 etcd_prefix: args.etcd.etcd_prefix.clone(),
             },
@@ -200,6 +204,9 @@ impl ServerState {
         }
         if args.access.api_audiences.is_empty() {
             args.access.api_audiences.clone_from(&settings.api_audiences);
+        }
+        if args.apis.runtime_config.is_empty() {
+            args.apis.runtime_config.clone_from(&settings.runtime_config);
         }
         if args.load_balancer_pool.is_empty() {
             let ranges = settings.load_balancer_pool.iter().map(|range| range.parse());
