@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use parking_lot::Mutex;
+use skiff_fs::{DiskUsage, disk_usage};
 use tokio::sync::Semaphore;
 
 use crate::kubelet::Kubelet;
 use crate::pod_state::PodState;
 use crate::pods;
 use crate::runtime::pod_log_dir;
-use crate::volumes::{DiskUsage, FileVolume, FsUsage, disk_usage};
+use crate::volumes::{FileVolume, FsUsage};
 
 /// How often pods without numbers are looked for.
 const NEW_PODS: Duration = Duration::from_secs(2);

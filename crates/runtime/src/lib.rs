@@ -10,7 +10,6 @@ mod init;
 mod open_files;
 mod seccomp;
 mod shim;
-mod usage;
 
 pub use daemon::{Error, Runtime, cleanup};
 pub use image::ImageStore;

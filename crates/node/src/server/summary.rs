@@ -9,6 +9,7 @@ use http::{Response, StatusCode};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Map, Value, json};
 use skiff_cri::v1;
+use skiff_fs::DiskUsage;
 use skiff_streaming::Body;
 
 use super::stats::{ContainerUsage, NodeUsage, PodUsage, Rates, now_nanos, number};
@@ -17,7 +18,7 @@ use super::{json as answer, node_stats, text};
 use crate::cgroup_stats::{CgroupFiles, Pressure};
 use crate::disk_stats::{PodDisk, VolumeUsage};
 use crate::kubelet::Kubelet;
-use crate::volumes::{DiskUsage, FsUsage};
+use crate::volumes::FsUsage;
 
 const NODE: &str = "";
 

@@ -36,7 +36,7 @@ use csi::Csi;
 use skiff_client::EventRecorder;
 use skiff_fs::{remove_tree, unmount_below};
 use tokens::Tokens;
-pub use usage::{DiskUsage, FileVolume, FsUsage, disk_usage};
+pub use usage::{FileVolume, FsUsage};
 use volume_type::{Ready, Wanted};
 
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,31 +1,14 @@
-//! How much of a disk a volume takes: by walking its files, or by asking its file system. Reads only, never follows a link
-//! and never crosses a mount. Blocking.
+//! How much of a disk a volume takes: which are measured by walking their files, and which by asking their file system. Blocking.
 
-use std::collections::HashSet;
-use std::ops::AddAssign;
 use std::path::{Path, PathBuf};
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2, statat};
+use skiff_fs::DiskUsage;
 
 use super::volume_type::{self, Wanted};
 use super::{Volumes, claims};
 use crate::field_ref::NodeFacts;
 use crate::pods;
-
-/// What files take.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct DiskUsage {
-    pub bytes: u64,
-    pub inodes: u64,
-}
-
-impl AddAssign for DiskUsage {
-    fn add_assign(&mut self, other: Self) {
-        self.bytes = self.bytes.saturating_add(other.bytes);
-        self.inodes = self.inodes.saturating_add(other.inodes);
-    }
-}
 
 /// What a file system has, and how much of it is used by what is measured.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -156,81 +139,10 @@ impl Volumes {
     }
 }
 
-/// What a directory and all below it take, or a single file. What goes away meanwhile does not count. The container may put a
-/// link in the place of a directory at any moment, so each is opened inside the one that is measured.
-pub fn disk_usage(path: &Path) -> DiskUsage {
-    use std::os::unix::ffi::OsStrExt;
-    let mut total = DiskUsage::default();
-    let mut add = |blocks: i64| {
-        total += DiskUsage {
-            bytes: u64::try_from(blocks).unwrap_or(0).saturating_mul(512),
-            inodes: 1,
-        };
-    };
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    let Ok(root) = open(path, flags, Mode::empty()) else {
-        if let Ok(stat) = rustix::fs::lstat(path) {
-            add(stat.st_blocks);
-        }
-        return total;
-    };
-    let Ok(root_stat) = fstat(&root) else {
-        return total;
-    };
-    add(root_stat.st_blocks);
-    let inside = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-    let mut pending = vec![PathBuf::from(".")];
-    // A file with many names is one file.
-    let mut seen = HashSet::new();
-    while let Some(relative) = pending.pop() {
-        let Ok(directory) = openat2(&root, &relative, flags, Mode::empty(), inside) else {
-            continue;
-        };
-        for entry in Dir::read_from(&directory).into_iter().flatten().flatten() {
-            let name = entry.file_name();
-            if matches!(name.to_bytes(), b"." | b"..") {
-                continue;
-            }
-            let Ok(stat) = statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
-                continue;
-            };
-            // What is mounted there is measured elsewhere, if it is.
-            if stat.st_dev != root_stat.st_dev {
-                continue;
-            }
-            if FileType::from_raw_mode(stat.st_mode).is_dir() {
-                pending.push(relative.join(std::ffi::OsStr::from_bytes(name.to_bytes())));
-            } else if stat.st_nlink > 1 && !seen.insert(stat.st_ino) {
-                continue;
-            }
-            add(stat.st_blocks);
-        }
-    }
-    total
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use serde_json::json;
-
-    #[test]
-    fn files_are_counted_once() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path();
-        let before = disk_usage(path);
-        assert_eq!(before.inodes, 1, "the directory itself");
-        std::fs::create_dir(path.join("d")).unwrap();
-        std::fs::write(path.join("d/big"), vec![1; 1 << 20]).unwrap();
-        std::fs::hard_link(path.join("d/big"), path.join("again")).unwrap();
-        std::os::unix::fs::symlink("/usr", path.join("link")).unwrap();
-        let after = disk_usage(path);
-        let grown = after.bytes - before.bytes;
-        assert!((1 << 20..2 << 20).contains(&grown), "{grown}");
-        assert_eq!(after.inodes, 4);
-        assert_eq!(disk_usage(&path.join("d/big")).inodes, 1);
-        assert_eq!(disk_usage(&path.join("none")), DiskUsage::default());
-    }
 
     #[test]
     fn which_volumes_are_ephemeral() {

@@ -160,13 +160,12 @@ impl skiff_cri::ImageService for Daemon {
         };
         let containers = self.config.containers();
         let at = containers.clone();
-        let (container_bytes, container_inodes) =
-            tokio::task::spawn_blocking(move || crate::usage::disk_usage(&at))
-                .await
-                .map_err(|error| Status::internal(error.to_string()))?;
+        let of_containers = tokio::task::spawn_blocking(move || skiff_fs::disk_usage(&at))
+            .await
+            .map_err(|error| Status::internal(error.to_string()))?;
         Ok(Response::new(cri::ImageFsInfoResponse {
             image_filesystems: vec![usage(self.images.root(), bytes, inodes)],
-            container_filesystems: vec![usage(&containers, container_bytes, container_inodes)],
+            container_filesystems: vec![usage(&containers, of_containers.bytes, of_containers.inodes)],
         }))
     }
 }

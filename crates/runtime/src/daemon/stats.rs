@@ -81,10 +81,10 @@ fn layer_usage(container: &Container, age: Duration) -> LayerUsage {
         return known;
     }
     let began = Instant::now();
-    let (bytes, inodes) = crate::usage::disk_usage(&container.directory.join("upper"));
+    let usage = skiff_fs::disk_usage(&container.directory.join("upper"));
     let found = LayerUsage {
-        bytes,
-        inodes,
+        bytes: usage.bytes,
+        inodes: usage.inodes,
         measured: Instant::now(),
         cost: began.elapsed(),
     };
