@@ -15,6 +15,8 @@ use std::time::Instant;
 use tar::{Builder, EntryType, Header};
 
 const STATS: &str = "stats-dump";
+/// The archive, and the layer of changed files that goes into it, may each take one part of this many of what the disk has free.
+const DISK_SHARE: u64 = 4;
 
 /// Where the archive goes: a folder that is held open, and a name in it.
 pub(super) struct Destination {
@@ -59,8 +61,7 @@ impl Destination {
         summary: &Summary,
         deadline: Instant,
     ) -> io::Result<File> {
-        let file = self.nameless()?;
-        let mut archive = Builder::new(io::BufWriter::new(Until { file, deadline }));
+        let mut archive = Builder::new(io::BufWriter::new(self.nameless(deadline)?));
         let mut folder = header(0);
         folder.set_entry_type(EntryType::Directory);
         folder.set_mode(0o700);
@@ -81,10 +82,7 @@ impl Destination {
                 Err(error) => return Err(error),
             }
         }
-        let mut changes = Until {
-            file: self.nameless()?,
-            deadline,
-        };
+        let mut changes = self.nameless(deadline)?;
         {
             let mut buffered = io::BufWriter::new(&mut changes);
             diff::write_layer(upper, &mut buffered)?;
@@ -101,10 +99,15 @@ impl Destination {
         Ok(file)
     }
 
-    fn nameless(&self) -> io::Result<File> {
+    fn nameless(&self, deadline: Instant) -> io::Result<Limited> {
         let flags = OFlags::RDWR | OFlags::TMPFILE | OFlags::CLOEXEC;
         let file = openat(&self.folder, ".", flags, Mode::from_raw_mode(0o600))?;
-        Ok(File::from(file))
+        let free = rustix::fs::fstatvfs(&file)?;
+        Ok(Limited {
+            file: File::from(file),
+            deadline,
+            left: free.f_bavail.saturating_mul(free.f_frsize) / DISK_SHARE,
+        })
     }
 
     /// Gives the file its name. One that is there is not replaced: somebody was told of it.
@@ -128,18 +131,27 @@ fn append_file(archive: &mut Builder<impl Write>, name: &Path, file: &mut File) 
     archive.append_data(&mut header(size), name, io::Read::take(file, size))
 }
 
-/// A file that can be written until a time.
-struct Until {
+/// A file that can be written until a time, and up to a size: a container may have files that are larger than the disk,
+/// because most of them are holes.
+struct Limited {
     file: File,
     deadline: Instant,
+    left: u64,
 }
 
-impl Write for Until {
+impl Write for Limited {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         if Instant::now() > self.deadline {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        self.file.write(bytes)
+        let too_large = || {
+            let why = "the container's files take too much of the disk's free space";
+            io::Error::new(io::ErrorKind::StorageFull, why)
+        };
+        let left = self.left.checked_sub(bytes.len() as u64).ok_or_else(too_large)?;
+        let written = self.file.write(bytes)?;
+        self.left = left.saturating_add((bytes.len() - written) as u64);
+        Ok(written)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -220,4 +232,25 @@ fn time(nanoseconds: i64) -> String {
     jiff::Timestamp::from_nanosecond(nanoseconds.into())
         .unwrap_or_default()
         .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn a_file_of_holes_does_not_fill_the_disk() {
+        let upper = tempfile::tempdir().expect("a directory");
+        let sparse = File::create(upper.path().join("sparse")).expect("a file");
+        sparse.set_len(1 << 40).expect("holes");
+        let mut layer = Limited {
+            file: tempfile::tempfile().expect("a file"),
+            deadline: Instant::now() + Duration::from_secs(60),
+            left: 1 << 20,
+        };
+        let error = diff::write_layer(upper.path(), &mut layer).expect_err("too large");
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull, "{error}");
+        assert!(layer.file.metadata().expect("a size").len() <= 1 << 20);
+    }
 }

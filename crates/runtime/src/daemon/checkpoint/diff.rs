@@ -14,9 +14,12 @@ const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
-/// Of a file in the layer, and of directories that wait. A container with more has no checkpoint.
+/// The longest path of a file in the layer, and the bytes of the paths of directories that wait. A container with more has
+/// no checkpoint.
 const MAX_PATH: usize = 4096;
-const MAX_WAITING: usize = 200_000;
+const MAX_WAITING: usize = 64 << 20;
+/// What a directory that waits takes beside its path.
+const WAITING_SIZE: usize = 128;
 
 struct Waiting {
     parent: Rc<OwnedFd>,
@@ -28,6 +31,7 @@ struct Waiting {
 pub(super) fn write_layer(upper: &Path, to: impl Write) -> io::Result<()> {
     let mut layer = Builder::new(to);
     let mut waiting: Vec<Waiting> = Vec::new();
+    let mut waiting_size = 0;
     let mut current = Some((openat(CWD, upper, DIRECTORY, Mode::empty())?, PathBuf::new()));
     while let Some((directory, path)) = current.take() {
         if is_opaque(&directory) {
@@ -50,7 +54,8 @@ pub(super) fn write_layer(upper: &Path, to: impl Write) -> io::Result<()> {
                 ));
             }
             if append(&mut layer, &directory, name, &path)? {
-                if waiting.len() == MAX_WAITING {
+                waiting_size += path.as_os_str().len() + WAITING_SIZE;
+                if waiting_size > MAX_WAITING {
                     return Err(io::Error::other("the container has made too many directories"));
                 }
                 waiting.push(Waiting {
@@ -64,6 +69,7 @@ pub(super) fn write_layer(upper: &Path, to: impl Write) -> io::Result<()> {
         while current.is_none()
             && let Some(next) = waiting.pop()
         {
+            waiting_size -= next.path.as_os_str().len() + WAITING_SIZE;
             // One that was removed or replaced meanwhile is left out.
             current = openat(&*next.parent, &next.name, DIRECTORY, Mode::empty())
                 .ok()
