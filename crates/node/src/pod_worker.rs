@@ -225,11 +225,12 @@ impl PodWorker {
             }
         }
         kubelet.probes.remove_pod(&state.uid);
+        // Whoever sees that the pod has ended finds what it had.
+        kubelet.device_plugins.release(&state.uid);
+        kubelet.managers.release(&state.uid);
         state.set_terminal();
         kubelet.refresh_status(state);
         kubelet.retry_waiting_resizes();
-        kubelet.device_plugins.release(&state.uid);
-        kubelet.managers.release(&state.uid);
         if let Err(error) = kubelet.dra.unprepare(&state.uid).await {
             tracing::warn!(pod = %pods::full_name(&pod), error, "cannot give back the devices of the pod");
             return Next::Wait(self.retry());
