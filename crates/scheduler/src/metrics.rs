@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use skiff_prometheus::{Counter, Family, Histogram, Registry, exponential_buckets};
 
+use crate::framework::{Code, Rejection};
 use crate::queue::{Queued, SchedulingQueue};
 
 /// Profiles with three results each, and attempts up to `15+`.
@@ -144,6 +145,67 @@ impl SchedulerMetrics {
         self.attempts_of_pods
             .with(&[])
             .observe(f64::from(queued.attempts));
+    }
+}
+
+/// The stages in which volumes are found for a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum VolumeStage {
+    /// Looking for the volumes of a pod on one node.
+    Predicate,
+    /// Taking those of the node that was chosen.
+    Assume,
+    /// Writing the bindings, until they are complete.
+    Bind,
+}
+
+impl VolumeStage {
+    fn as_str(self) -> &'static str {
+        match self {
+            VolumeStage::Predicate => "predicate",
+            VolumeStage::Assume => "assume",
+            VolumeStage::Bind => "bind",
+        }
+    }
+}
+
+/// What is measured of the plugin VolumeBinding.
+#[derive(Clone)]
+pub(crate) struct VolumeMetrics {
+    durations: Arc<Family<Histogram>>,
+    errors: Arc<Family<Counter>>,
+}
+
+impl VolumeMetrics {
+    pub(crate) fn new(registry: &Registry) -> VolumeMetrics {
+        VolumeMetrics {
+            // COMPAT: upstream dropped it in v1.23; kube-prometheus' dashboard of the scheduler still reads it.
+            durations: registry.histograms(
+                "scheduler_volume_scheduling_duration_seconds",
+                "Volume scheduling stage latency",
+                &["operation"],
+                MAX_SERIES,
+                &exponential_buckets(0.001, 2.0, 15),
+            ),
+            errors: registry.counters(
+                "scheduler_volume_scheduling_stage_error_total",
+                "Volume scheduling stage error count",
+                &["operation"],
+                MAX_SERIES,
+            ),
+        }
+    }
+
+    /// A stage came to its end. That a node has not the right volumes is no error.
+    pub(crate) fn stage<T>(&self, stage: VolumeStage, began: Instant, result: &Result<T, Rejection>) {
+        let labels = [stage.as_str()];
+        self.durations.with(&labels).observe_duration(began.elapsed());
+        if result
+            .as_ref()
+            .is_err_and(|rejection| rejection.code == Code::Error)
+        {
+            self.errors.with(&labels).inc();
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use crate::extender::Extender;
 use crate::framework::{Code, CycleState, Permit, Points, Profile, Rejection};
 use crate::handlers;
 use crate::listers::Listers;
-use crate::metrics::{AttemptResult, SchedulerMetrics};
+use crate::metrics::{AttemptResult, SchedulerMetrics, VolumeMetrics};
 use crate::node::NodeId;
 use crate::plugins::Handle;
 use crate::pod::PodInfo;
@@ -141,6 +141,7 @@ impl Scheduler {
             client: client.clone(),
             listers: Arc::default(),
             preempting: Arc::default(),
+            volume_metrics: VolumeMetrics::new(&config.metrics.registry),
         };
         let profiles = config.configuration.profiles(&handle)?;
         let recorders = profiles.iter().map(|profile| {
@@ -396,6 +397,7 @@ mod tests {
             client: unreachable_client(),
             listers: Arc::clone(&scheduler.listers),
             preempting: Arc::clone(&scheduler.preempting),
+            volume_metrics: VolumeMetrics::new(&skiff_prometheus::Registry::default()),
         };
         let mut profile = Configuration::default().profiles(&handle).unwrap().remove(0);
         profile.plugins.push(Enabled {

@@ -1,10 +1,15 @@
 //! The arguments of `pluginConfig`, one struct a plugin, with upstream's defaults and limits.
 
+use super::election::duration;
 use crate::plugins::Strategy;
 use k8s_openapi::api::core::v1::{NodeAffinity, TopologySpreadConstraint};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use std::time::Duration;
+
+/// How long PreBind waits for the conditions of devices, unless the arguments say otherwise.
+pub(crate) const BINDING_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// Arguments of a plugin; `null` is the defaults.
 pub(crate) fn parse_args<T: DeserializeOwned + Default>(args: &Value) -> Result<T, String> {
@@ -25,6 +30,13 @@ pub(crate) struct NodeAffinityArgs {
 struct ResourceWeight {
     name: String,
     weight: Option<i64>,
+}
+
+impl ResourceWeight {
+    /// COMPAT: zero is not set.
+    fn weight(&self) -> i64 {
+        self.weight.filter(|weight| *weight != 0).unwrap_or(1)
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -61,7 +73,7 @@ fn weights(resources: &[ResourceWeight]) -> Result<Vec<(String, i64)>, String> {
     if resources.is_empty() {
         return Ok(vec![("cpu".to_owned(), 1), ("memory".to_owned(), 1)]);
     }
-    let read = resources.iter().map(|one| match one.weight.unwrap_or(1) {
+    let read = resources.iter().map(|one| match one.weight() {
         weight @ 1..=100 => Ok((one.name.clone(), weight)),
         _ => Err(format!(
             "resource weight of {} not in valid range [1-100]",
@@ -118,7 +130,7 @@ impl BalancedAllocationArgs {
         if self.resources.is_empty() {
             return Ok(None);
         }
-        if self.resources.iter().any(|one| one.weight.unwrap_or(1) != 1) {
+        if self.resources.iter().any(|one| one.weight() != 1) {
             return Err("resources: weights must be 1".to_owned());
         }
         Ok(Some(self.resources.iter().map(|one| one.name.clone()).collect()))
@@ -140,6 +152,32 @@ impl VolumeBindingArgs {
         u64::try_from(self.bind_timeout_seconds.unwrap_or(600)).map_err(|_| {
             "bindTimeoutSeconds: invalid BindTimeoutSeconds, should not be a negative value".to_owned()
         })
+    }
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+pub(crate) struct DynamicResourcesArgs {
+    /// The search for devices ends after a number of steps instead.
+    filter_timeout: Option<String>,
+    binding_timeout: Option<String>,
+}
+
+impl DynamicResourcesArgs {
+    pub(super) fn limits_filter(args: &Value) -> bool {
+        !args["filterTimeout"].is_null()
+    }
+
+    /// How long PreBind waits for the conditions of devices.
+    pub(crate) fn binding_timeout(&self) -> Result<Duration, String> {
+        duration("filterTimeout", self.filter_timeout.as_ref(), Duration::ZERO)
+            .map_err(|error| error.to_string())?;
+        let timeout = duration("bindingTimeout", self.binding_timeout.as_ref(), BINDING_TIMEOUT)
+            .map_err(|error| error.to_string())?;
+        if timeout < Duration::from_secs(1) {
+            return Err("bindingTimeout: must be at least 1 second".to_owned());
+        }
+        Ok(timeout)
     }
 }
 

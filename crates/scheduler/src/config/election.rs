@@ -58,56 +58,61 @@ pub(super) fn duration(
 }
 
 impl ElectionFile {
+    /// COMPAT: what is empty or zero is not set. Whoever does not elect may say anything.
     pub(super) fn check(&self) -> Result<Election, ConfigError> {
         let default = Election::default();
+        let elects = self.leader_elect.unwrap_or(true);
         let time = |field: &str, text: &Option<String>, default: Duration| {
-            let field = format!("leaderElection.{field}");
-            match duration(&field, text.as_ref(), default)? {
-                Duration::ZERO => invalid(field, "must be greater than zero"),
-                time => Ok(time),
-            }
+            let given = duration(&format!("leaderElection.{field}"), text.as_ref(), default)?;
+            Ok(if given.is_zero() { default } else { given })
         };
-        let lease_duration = time("leaseDuration", &self.lease_duration, default.lease_duration)?;
-        let renew_deadline = time("renewDeadline", &self.renew_deadline, default.renew_deadline)?;
-        let retry_period = time("retryPeriod", &self.retry_period, default.retry_period)?;
+        let name = |given: &Option<String>, default: String| match given.as_deref() {
+            None | Some("") => default,
+            Some(given) => given.to_owned(),
+        };
+        let election = Election {
+            elects,
+            namespace: name(&self.resource_namespace, default.namespace),
+            name: name(&self.resource_name, default.name),
+            lease_duration: time("leaseDuration", &self.lease_duration, default.lease_duration)?,
+            renew_deadline: time("renewDeadline", &self.renew_deadline, default.renew_deadline)?,
+            retry_period: time("retryPeriod", &self.retry_period, default.retry_period)?,
+        };
+        if elects {
+            election.check_times()?;
+            if name(&self.resource_lock, "leases".to_owned()) != "leases" {
+                return invalid(
+                    "leaderElection.resourceLock",
+                    "resourceLock value must be \"leases\"",
+                );
+            }
+        }
+        Ok(election)
+    }
+}
+
+impl Election {
+    fn check_times(&self) -> Result<(), ConfigError> {
         // The lease itself holds whole seconds.
-        if lease_duration.subsec_nanos() != 0 {
+        if self.lease_duration.subsec_nanos() != 0 {
             return invalid(
                 "leaderElection.leaseDuration",
                 "must be a whole number of seconds",
             );
         }
-        if lease_duration <= renew_deadline {
+        if self.lease_duration <= self.renew_deadline {
             return invalid(
                 "leaderElection.leaseDuration",
                 "LeaseDuration must be greater than RenewDeadline",
             );
         }
-        if renew_deadline <= retry_period {
+        if self.renew_deadline <= self.retry_period {
             return invalid(
                 "leaderElection.renewDeadline",
                 "RenewDeadline must be greater than RetryPeriod",
             );
         }
-        if self.resource_lock.as_deref().is_some_and(|lock| lock != "leases") {
-            return invalid(
-                "leaderElection.resourceLock",
-                "resourceLock value must be \"leases\"",
-            );
-        }
-        let name = |field: &str, given: &Option<String>, default: String| match given.as_deref() {
-            None => Ok(default),
-            Some("") => invalid(format!("leaderElection.{field}"), format!("{field} is required")),
-            Some(given) => Ok(given.to_owned()),
-        };
-        Ok(Election {
-            elects: self.leader_elect.unwrap_or(true),
-            namespace: name("resourceNamespace", &self.resource_namespace, default.namespace)?,
-            name: name("resourceName", &self.resource_name, default.name)?,
-            lease_duration,
-            renew_deadline,
-            retry_period,
-        })
+        Ok(())
     }
 }
 

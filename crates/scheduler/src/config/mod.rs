@@ -1,16 +1,19 @@
 //! `KubeSchedulerConfiguration` of `kubescheduler.config.k8s.io/v1`: read, checked, and made into profiles.
 //!
-//! What is not supported is refused, not ignored.
+//! What is not supported is refused, not ignored; what makes no difference here is named in a warning (`unused.rs`).
 
 mod args;
 mod election;
 mod extender;
 #[cfg(test)]
 mod tests;
+mod unused;
 
+#[cfg(test)]
+pub(crate) use self::args::BINDING_TIMEOUT;
 pub(crate) use self::args::{
-    BalancedAllocationArgs, DefaultPreemptionArgs, FitArgs, InterPodAffinityArgs, NodeAffinityArgs,
-    PodTopologySpreadArgs, VolumeBindingArgs, parse_args,
+    BalancedAllocationArgs, DefaultPreemptionArgs, DynamicResourcesArgs, FitArgs, InterPodAffinityArgs,
+    NodeAffinityArgs, PodTopologySpreadArgs, VolumeBindingArgs, parse_args,
 };
 pub(crate) use self::election::Election;
 pub(crate) use self::extender::ExtenderFile;
@@ -52,13 +55,28 @@ struct File {
     percentage_of_nodes_to_score: Option<i64>,
     pod_initial_backoff_seconds: Option<i64>,
     pod_max_backoff_seconds: Option<i64>,
+    #[serde(deserialize_with = "or_default")]
     profiles: Vec<ProfileFile>,
+    #[serde(deserialize_with = "or_default")]
     extenders: Vec<ExtenderFile>,
+    #[serde(deserialize_with = "or_default")]
     leader_election: election::ElectionFile,
-    client_connection: Option<Value>,
+    client_connection: Option<unused::ClientConnectionFile>,
     enable_profiling: Option<bool>,
     enable_contention_profiling: Option<bool>,
     delay_cache_until_active: Option<bool>,
+    /// COMPAT: of versions before v1, and left in many files.
+    healthz_bind_address: Option<String>,
+    metrics_bind_address: Option<String>,
+}
+
+/// A key without a value is not set.
+fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: serde::Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -136,6 +154,7 @@ pub struct Configuration {
     pub(crate) backoff: Backoff,
     pub(crate) election: Election,
     extenders: Vec<ExtenderFile>,
+    without_effect: Vec<String>,
 }
 
 impl Default for Configuration {
@@ -146,6 +165,7 @@ impl Default for Configuration {
             backoff: Backoff::default(),
             election: Election::default(),
             extenders: Vec::new(),
+            without_effect: Vec::new(),
         }
     }
 }
@@ -171,26 +191,7 @@ impl Configuration {
                 "must be kubescheduler.config.k8s.io/v1, with the kind KubeSchedulerConfiguration",
             );
         }
-        for (field, set) in [
-            ("clientConnection", file.client_connection.is_some()),
-            ("enableProfiling", file.enable_profiling == Some(true)),
-            (
-                "enableContentionProfiling",
-                file.enable_contention_profiling == Some(true),
-            ),
-            (
-                "delayCacheUntilActive",
-                file.delay_cache_until_active == Some(true),
-            ),
-        ] {
-            if set {
-                return invalid(field, "is not supported");
-            }
-        }
-        // Cycles are not split over threads, so any number is as good as another.
-        if file.parallelism.is_some_and(|number| number <= 0) {
-            return invalid("parallelism", "should be an integer value greater than zero");
-        }
+        let without_effect = unused::check(&file)?;
         let seconds = |field: &str, value: Option<i64>, default: Duration| match value {
             None => Ok(default),
             Some(value) => match u64::try_from(value) {
@@ -224,11 +225,17 @@ impl Configuration {
             backoff,
             election: file.leader_election.check()?,
             extenders: file.extenders,
+            without_effect,
         };
         configuration.check()?;
         // What is wrong with an address or a certificate is told now, not with the first pod.
         configuration.extenders()?;
         Ok(configuration)
+    }
+
+    /// Fields of the file that make no difference here, for a warning.
+    pub fn without_effect(&self) -> &[String] {
+        &self.without_effect
     }
 
     fn check(&self) -> Result<(), ConfigError> {

@@ -117,7 +117,21 @@ async fn what_is_wrong_is_refused() {
         "leaderElection: {retryPeriod: 20s}",
         "RenewDeadline must be greater than RetryPeriod",
     );
-    check("leaderElection: {renewDeadline: 0s}", "must be greater than zero");
+    check("leaderElection: {renewDeadline: -1s}", "must not be negative");
+    check(
+        "clientConnection: {burst: -1}",
+        "clientConnection.burst: must be non-negative",
+    );
+    check("clientConnection: {colour: red}", "colour");
+    check("parallelism: 0", "should be an integer value greater than zero");
+    check(
+        "profiles: [{pluginConfig: [{name: DynamicResources, args: {bindingTimeout: 10ms}}]}]",
+        "bindingTimeout: must be at least 1 second",
+    );
+    check(
+        "profiles: [{pluginConfig: [{name: DynamicResources, args: {filterTimeout: -1s}}]}]",
+        "filterTimeout: must not be negative",
+    );
     check("leaderElection: {resourceLock: endpoints}", "resourceLock");
     check("colour: red", "colour");
     check("percentageOfNodesToScore: 101", "not in valid range [0-100]");
@@ -184,4 +198,57 @@ async fn what_extenders_manage_alone_is_not_counted_and_leases_have_names() {
         ["x.io/a", "x.io/b", "x.io/c", "cpu"].map(interested),
         [true, true, false, false]
     );
+}
+
+/// As `kube-scheduler --write-config-to` writes it, and with what older files have.
+const REAL_FILE: &str = include_str!("real.yaml");
+
+#[tokio::test]
+async fn a_real_file_is_taken_and_what_has_no_effect_is_named() {
+    let configuration = Configuration::parse(REAL_FILE).unwrap();
+    assert_eq!(
+        configuration.without_effect(),
+        [
+            "clientConnection.kubeconfig",
+            "clientConnection.contentType",
+            "clientConnection.qps",
+            "clientConnection.burst",
+            "enableProfiling",
+            "enableContentionProfiling",
+            "delayCacheUntilActive",
+            "healthzBindAddress",
+            "metricsBindAddress",
+            "parallelism",
+            "profiles[0].pluginConfig[DynamicResources].args.filterTimeout",
+        ]
+    );
+    let names = |profile: &Profile| -> Vec<(&str, i64)> {
+        let scored = profile.at(Points::SCORE).filter(|(_, one)| one.plugin.scores());
+        scored.map(|(_, one)| (one.plugin.name(), one.weight)).collect()
+    };
+    let real = configuration.profiles(&handle(Arc::default())).unwrap();
+    assert_eq!(names(&real[0]), names(&parse("").unwrap()[0]));
+    let plain = Configuration::parse(
+        "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\n\
+         leaderElection:\nclientConnection:\nprofiles:\nextenders:\n\
+         enableProfiling: false\ndelayCacheUntilActive: true\n",
+    )
+    .unwrap();
+    assert_eq!(plain.without_effect(), [""; 0]);
+    assert_eq!(plain.election, Election::default());
+}
+
+#[test]
+fn what_is_empty_in_an_election_is_the_default() {
+    let election = |fields: &str| {
+        let text = format!(
+            "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nleaderElection: {{{fields}}}\n"
+        );
+        Configuration::parse(&text).unwrap().election
+    };
+    let empty = "leaderElect: true, leaseDuration: 0s, renewDeadline: 0s, retryPeriod: 0s, resourceLock: '', \
+                 resourceName: '', resourceNamespace: ''";
+    assert_eq!(election(empty), Election::default());
+    let off = election("leaderElect: false, leaseDuration: 5s, resourceLock: endpoints");
+    assert!(!off.elects, "its other fields are not looked at");
 }

@@ -1,10 +1,6 @@
 //! Binding conditions of allocated devices: a pod is bound only when its devices' drivers say that they are ready for it.
 
 use k8s_openapi::api::resource::v1::{AllocatedDeviceStatus, DeviceRequestAllocationResult, ResourceClaim};
-use std::time::Duration;
-
-/// Upstream's `DynamicResourcesBindingTimeoutDefault`.
-pub(crate) const BINDING_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// How far the devices of a claim are.
 #[derive(Debug, Clone, PartialEq, Eq)]

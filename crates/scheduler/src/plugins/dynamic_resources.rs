@@ -8,7 +8,7 @@ use crate::framework::{CycleState, Plugin, PostFilter, PreFilter, Rejection, Sco
 use crate::listers::Listers;
 use crate::node::NodeInfo;
 use crate::plugins::claim_writer::{ClaimWriter, allocation, is_reserved_for, reservations};
-use crate::plugins::device_conditions::{BINDING_TIMEOUT, Readiness, has_conditions, readiness};
+use crate::plugins::device_conditions::{Readiness, has_conditions, readiness};
 use crate::plugins::devices::{Search, Selectors, Taken, current_slices};
 use crate::plugins::extended_resources as extended;
 use crate::pod::PodInfo;
@@ -31,6 +31,8 @@ const INFORMER_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(10)
 
 pub(crate) struct DynamicResources {
     writer: ClaimWriter,
+    /// How long PreBind waits for the conditions of devices.
+    binding_timeout: std::time::Duration,
     /// Made when there is something to say.
     events: OnceLock<EventRecorder>,
     listers: Arc<Listers>,
@@ -84,9 +86,14 @@ fn uid(claim: &ResourceClaim) -> &str {
 }
 
 impl DynamicResources {
-    pub(crate) fn new(client: kube::Client, listers: Arc<Listers>) -> Self {
+    pub(crate) fn new(
+        client: kube::Client,
+        listers: Arc<Listers>,
+        binding_timeout: std::time::Duration,
+    ) -> Self {
         Self {
             writer: ClaimWriter { client },
+            binding_timeout,
             events: OnceLock::new(),
             listers,
             selectors: Mutex::default(),
@@ -228,7 +235,7 @@ impl DynamicResources {
     /// Waits until the drivers say that the devices are ready for the pod. A claim whose devices fail is given back, so that
     /// the next try may find others.
     async fn until_ready(&self, claims: &Claims, pod: &PodInfo, node: &str) -> Verdict {
-        let deadline = tokio::time::Instant::now() + BINDING_TIMEOUT;
+        let deadline = tokio::time::Instant::now() + self.binding_timeout;
         let special = claims.special.as_ref();
         let special = special.and_then(|special| special.created.lock().as_ref()?.metadata.name.clone());
         let own = claims.allocated.iter().chain(claims.waiting.iter());

@@ -1,6 +1,7 @@
 //! Claims, devices and extended resources in the plugin's steps.
 
 use super::*;
+use crate::config::BINDING_TIMEOUT;
 use crate::fixtures::{node, pod};
 use crate::plugins::testing::unreachable_client;
 use serde_json::{Value, json};
@@ -34,7 +35,7 @@ fn plugin() -> DynamicResources {
             Arc::new(serde_json::from_value(slice).unwrap()),
         );
     }
-    DynamicResources::new(unreachable_client(), listers)
+    DynamicResources::new(unreachable_client(), listers, BINDING_TIMEOUT)
 }
 
 fn add_claim(plugin: &DynamicResources, name: &str, devices: Value, status: Value) {

@@ -31,11 +31,12 @@ mod volume_zone;
 mod topology_tests;
 
 use crate::config::{
-    BalancedAllocationArgs, DefaultPreemptionArgs, FitArgs, InterPodAffinityArgs, NodeAffinityArgs,
-    PodTopologySpreadArgs, VolumeBindingArgs, parse_args,
+    BalancedAllocationArgs, DefaultPreemptionArgs, DynamicResourcesArgs, FitArgs, InterPodAffinityArgs,
+    NodeAffinityArgs, PodTopologySpreadArgs, VolumeBindingArgs, parse_args,
 };
 use crate::framework::Plugin;
 use crate::listers::Listers;
+use crate::metrics::VolumeMetrics;
 use crate::preempt::Preempting;
 use serde_json::Value;
 use std::sync::Arc;
@@ -47,6 +48,7 @@ pub(crate) struct Handle {
     pub(crate) client: kube::Client,
     pub(crate) listers: Arc<Listers>,
     pub(crate) preempting: Arc<Preempting>,
+    pub(crate) volume_metrics: VolumeMetrics,
 }
 
 type Made = Result<Arc<dyn Plugin>, String>;
@@ -95,10 +97,7 @@ pub(crate) const PLUGINS: &[Known] = &[
     }),
     known("PodTopologySpread", 2, spread),
     known("InterPodAffinity", 2, inter_pod_affinity),
-    known("DynamicResources", 2, |handle, args| {
-        let (client, listers) = (handle.client.clone(), Arc::clone(&handle.listers));
-        no_args(args, dynamic_resources::DynamicResources::new(client, listers))
-    }),
+    known("DynamicResources", 2, dynamic_resources),
     known("DefaultPreemption", 0, preemption),
     known("NodeResourcesBalancedAllocation", 1, |_, args| balanced(args)),
     known("ImageLocality", 1, |_, args| {
@@ -160,6 +159,16 @@ fn volume_binding(handle: &Handle, args: &Value) -> Made {
         handle.client.clone(),
         Arc::clone(&handle.listers),
         Duration::from_secs(seconds),
+        handle.volume_metrics.clone(),
+    )))
+}
+
+fn dynamic_resources(handle: &Handle, args: &Value) -> Made {
+    let timeout = parse_args::<DynamicResourcesArgs>(args)?.binding_timeout()?;
+    Ok(Arc::new(dynamic_resources::DynamicResources::new(
+        handle.client.clone(),
+        Arc::clone(&handle.listers),
+        timeout,
     )))
 }
 
@@ -220,6 +229,7 @@ pub(crate) mod testing {
             client: unreachable_client(),
             listers,
             preempting: Arc::default(),
+            volume_metrics: VolumeMetrics::new(&skiff_prometheus::Registry::default()),
         }
     }
 

@@ -14,6 +14,7 @@ use crate::cache::Cache;
 use crate::events::ClusterEvent;
 use crate::framework::{CycleState, Plugin, PreFilter, Rejection, Scope, Verdict};
 use crate::listers::Listers;
+use crate::metrics::{VolumeMetrics, VolumeStage};
 use crate::node::NodeInfo;
 use crate::pod::{PodInfo, VolumeUse};
 use async_trait::async_trait;
@@ -23,7 +24,7 @@ use parking_lot::Mutex;
 use skiff_client::Key;
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const NAME: &str = "VolumeBinding";
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
@@ -36,6 +37,7 @@ pub(crate) struct VolumeBinding {
     client: kube::Client,
     listers: Arc<Listers>,
     bind_timeout: Duration,
+    metrics: VolumeMetrics,
     /// A leaf lock.
     assumed: Mutex<Assumed>,
 }
@@ -74,12 +76,51 @@ struct BindingState {
 }
 
 impl VolumeBinding {
-    pub(crate) fn new(client: kube::Client, listers: Arc<Listers>, bind_timeout: Duration) -> Self {
+    pub(crate) fn new(
+        client: kube::Client,
+        listers: Arc<Listers>,
+        bind_timeout: Duration,
+        metrics: VolumeMetrics,
+    ) -> Self {
         Self {
             client,
             listers,
             bind_timeout,
+            metrics,
             assumed: Mutex::default(),
+        }
+    }
+
+    /// Takes the volumes of the node that was chosen.
+    fn assume(&self, claims: &Claims, node: &NodeInfo) -> Result<Decision, Rejection> {
+        let decision = self.decide(claims, node)?;
+        let mut assumed = self.assumed.lock();
+        for (volume, claim) in &decision.volumes {
+            let name = volume.metadata.name.clone().unwrap_or_default();
+            let by = (version(&**volume).to_owned(), Key::of(&**claim));
+            assumed.volumes.insert(name, by);
+        }
+        for claim in &decision.provision {
+            let on = (version(&**claim).to_owned(), node.name.to_string());
+            assumed.claims.insert(Key::of(&**claim), on);
+        }
+        Ok(decision)
+    }
+
+    /// Writes what was decided, and waits until the claims are bound.
+    async fn write_and_wait(&self, decision: &Decision, node: &str) -> Verdict {
+        let written = self.write(decision, node).await;
+        written.map_err(|error| Rejection::error(error.to_string()))?;
+        let deadline = tokio::time::Instant::now() + self.bind_timeout;
+        loop {
+            match self.check(decision, node) {
+                Ok(true) => return Ok(()),
+                Ok(false) if tokio::time::Instant::now() >= deadline => {
+                    return Err(Rejection::error("binding volumes: context deadline exceeded"));
+                }
+                Ok(false) => tokio::time::sleep(POLL).await,
+                Err(message) => return Err(Rejection::error(format!("binding volumes: {message}"))),
+            }
         }
     }
 }
@@ -139,7 +180,12 @@ impl Plugin for VolumeBinding {
     fn filter(&self, state: &CycleState, _pod: &PodInfo, node: &NodeInfo) -> Verdict {
         let state = state.read::<BindingState>(NAME);
         match state.and_then(|state| state.claims.as_ref()) {
-            Some(claims) => self.decide(claims, node).map(|_| ()),
+            Some(claims) => {
+                let began = Instant::now();
+                let decision = self.decide(claims, node);
+                self.metrics.stage(VolumeStage::Predicate, began, &decision);
+                decision.map(|_| ())
+            }
             None => Ok(()),
         }
     }
@@ -151,19 +197,10 @@ impl Plugin for VolumeBinding {
         let Some(claims) = &state.claims else {
             return Ok(());
         };
-        let decision = self.decide(claims, node)?;
-        let mut assumed = self.assumed.lock();
-        for (volume, claim) in &decision.volumes {
-            let name = volume.metadata.name.clone().unwrap_or_default();
-            let by = (version(&**volume).to_owned(), Key::of(&**claim));
-            assumed.volumes.insert(name, by);
-        }
-        for claim in &decision.provision {
-            let on = (version(&**claim).to_owned(), node.name.to_string());
-            assumed.claims.insert(Key::of(&**claim), on);
-        }
-        drop(assumed);
-        state.decision = decision;
+        let began = Instant::now();
+        let decision = self.assume(claims, node);
+        self.metrics.stage(VolumeStage::Assume, began, &decision);
+        state.decision = decision?;
         Ok(())
     }
 
@@ -185,19 +222,10 @@ impl Plugin for VolumeBinding {
         let Some(BindingState { decision, .. }) = state.read::<BindingState>(NAME) else {
             return Ok(());
         };
-        let written = self.write(decision, node).await;
-        written.map_err(|error| Rejection::error(error.to_string()))?;
-        let deadline = tokio::time::Instant::now() + self.bind_timeout;
-        loop {
-            match self.check(decision, node) {
-                Ok(true) => break,
-                Ok(false) if tokio::time::Instant::now() >= deadline => {
-                    return Err(Rejection::error("binding volumes: context deadline exceeded"));
-                }
-                Ok(false) => tokio::time::sleep(POLL).await,
-                Err(message) => return Err(Rejection::error(format!("binding volumes: {message}"))),
-            }
-        }
+        let began = Instant::now();
+        let bound = self.write_and_wait(decision, node).await;
+        self.metrics.stage(VolumeStage::Bind, began, &bound);
+        bound?;
         self.forget(decision);
         Ok(())
     }

@@ -6,7 +6,17 @@ use crate::plugins::testing::unreachable_client;
 use serde_json::{Value, json};
 
 fn plugin() -> VolumeBinding {
-    let plugin = VolumeBinding::new(unreachable_client(), Arc::default(), Duration::from_secs(1));
+    measured_plugin(&skiff_prometheus::Registry::default())
+}
+
+fn measured_plugin(registry: &skiff_prometheus::Registry) -> VolumeBinding {
+    let metrics = VolumeMetrics::new(registry);
+    let plugin = VolumeBinding::new(
+        unreachable_client(),
+        Arc::default(),
+        Duration::from_secs(1),
+        metrics,
+    );
     for (name, mode, provisioner) in [
         ("late", "WaitForFirstConsumer", "csi.example.com"),
         ("local", "WaitForFirstConsumer", NO_PROVISIONER),
@@ -216,4 +226,32 @@ async fn what_was_written_must_come_to_pass() {
     );
     add_volume(&plugin, "v", "1Gi", "a");
     assert_eq!(plugin.check(&decision, "n"), Ok(true));
+}
+
+#[tokio::test]
+async fn the_stages_are_measured_and_their_errors_counted() {
+    let registry = skiff_prometheus::Registry::default();
+    let plugin = measured_plugin(&registry);
+    add_claim(&plugin, "c", "late", json!({}));
+    let pod = using(&["c"]);
+    let mut state = prepare(&plugin, &pod).unwrap();
+    plugin.filter(&state, &pod, &in_zone("a")).unwrap();
+    plugin.filter(&state, &pod, &in_zone("elsewhere")).unwrap_err();
+    plugin.reserve(&mut state, &pod, &in_zone("a")).unwrap();
+    // The server cannot be reached.
+    plugin.pre_bind(&state, &pod, "n").await.unwrap_err();
+    let text = registry.text();
+    for line in [
+        "scheduler_volume_scheduling_duration_seconds_count{operation=\"predicate\"} 2",
+        "scheduler_volume_scheduling_duration_seconds_count{operation=\"assume\"} 1",
+        "scheduler_volume_scheduling_duration_seconds_count{operation=\"bind\"} 1",
+        "scheduler_volume_scheduling_duration_seconds_bucket{operation=\"assume\",le=\"16.384\"} 1",
+        "scheduler_volume_scheduling_stage_error_total{operation=\"bind\"} 1",
+    ] {
+        assert!(text.lines().any(|shown| shown == line), "{line}\n{text}");
+    }
+    assert!(
+        !text.contains("error_total{operation=\"predicate\"}"),
+        "a node without the volume is no error\n{text}"
+    );
 }
