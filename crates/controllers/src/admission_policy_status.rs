@@ -283,6 +283,7 @@ pub(crate) async fn run(context: Context) {
     });
     context
         .controller("validatingadmissionpolicy-status", reconciler)
+        .workers(context.workers())
         .owns(|r| &r.policies)
         .run()
         .await;

@@ -164,7 +164,7 @@ pub(crate) async fn run(context: Context) {
     controller.slices.add_index(SLICES_BY_POOL, slices_by_pool);
     context
         .controller("device-taint-eviction-controller", controller)
-        .workers(8)
+        .workers(context.workers())
         .watches(|c| &c.pods, DeviceTaints::woken_by_pod)
         .watches(|c| &c.claims, |c, change| c.pods_of(change.object()))
         .watches(|c| &c.slices, DeviceTaints::woken_by_slice)

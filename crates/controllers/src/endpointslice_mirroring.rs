@@ -245,7 +245,7 @@ pub(crate) async fn run(context: Context) {
     reconciler.slices.add_index(BY_SERVICE, by_service);
     context
         .controller("endpoint_slice_mirroring", reconciler)
-        .workers(5)
+        .workers(context.workers())
         .owns(|r| &r.services)
         .owns(|r| &r.endpoints)
         .watches_own(|r| &r.slices, |_, change| service_of(change.object()))

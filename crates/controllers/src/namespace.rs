@@ -40,9 +40,16 @@ pub(crate) async fn run(context: Context) {
     });
     context
         .controller("namespace", reconciler)
-        .workers(10)
+        .workers(context.workers())
         .watches(|r| &r.namespaces, |_, change| woken_by_namespace(change))
         .watches(|r| &r.pods, Namespaces::woken_by_pod)
+        .every(context.config.namespace_sync_period, |r| {
+            let namespaces = r.namespaces.list();
+            let deleting = namespaces
+                .iter()
+                .filter(|namespace| namespace.metadata.deletion_timestamp.is_some());
+            deleting.map(|namespace| Key::of(&**namespace)).collect()
+        })
         .run()
         .await;
 }

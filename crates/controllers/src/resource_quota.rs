@@ -21,9 +21,6 @@ use crate::discovery::{Discovery, Served};
 use crate::volume_protection::classes_of_claim;
 use crate::{Context, Error, pods};
 
-/// Upstream's resync period.
-const RESYNC: Duration = Duration::from_secs(300);
-const WORKERS: usize = 2;
 /// Objects that go together are counted together.
 const GATHER: Duration = Duration::from_millis(50);
 
@@ -82,12 +79,12 @@ pub(crate) async fn run(context: Context) {
     });
     context
         .controller_over(queue, reconciler)
-        .workers(WORKERS)
+        .workers(context.workers())
         .watches(|r| &r.replenish.quotas, Quotas::woken_by_quota)
         .watches(|r| &r.pods, Quotas::woken_by_pod)
         .watches(|r| &r.services, Quotas::woken_by_service)
         .watches(|r| &r.claims, Quotas::woken_by_claim)
-        .every(RESYNC, |r| {
+        .every(context.config.resource_quota_sync_period, |r| {
             let quotas = r.replenish.quotas.list();
             quotas.iter().map(|quota| Key::of(&**quota)).collect()
         })

@@ -32,7 +32,7 @@ pub(crate) async fn run(context: Context) {
     };
     context
         .controller("ttl_jobs_to_delete", reconciler)
-        .workers(5)
+        .workers(context.workers())
         .watches(|r| &r.jobs, woken)
         .run()
         .await;

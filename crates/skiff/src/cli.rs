@@ -5,6 +5,7 @@ use crate::api_args::ApiArgs;
 use crate::backup::{BackupArgs, RestoreArgs};
 use crate::bundle::CertificateKey;
 use crate::cluster::{Cluster, DEFAULT_NAME};
+use crate::controller_args::ControllerArgs;
 use crate::encryption::EncryptionArgs;
 use crate::etcd_args::EtcdArgs;
 use crate::ingress_args::IngressArgs;
@@ -213,6 +214,8 @@ pub struct ServerArgs {
     pub node: NodeArgs,
     #[command(flatten)]
     pub node_health: NodeHealthArgs,
+    #[command(flatten)]
+    pub controller_flags: ControllerArgs,
     #[command(flatten)]
     pub encryption: EncryptionArgs,
     #[command(flatten)]

@@ -18,6 +18,7 @@ mod cleanup;
 mod cli;
 mod cluster;
 mod components;
+mod controller_args;
 mod csr;
 mod daemon;
 mod demo;

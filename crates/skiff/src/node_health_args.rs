@@ -45,14 +45,14 @@ impl NodeHealthArgs {
     }
 }
 
-fn positive_duration(text: &str) -> Result<Duration, String> {
+pub fn positive_duration(text: &str) -> Result<Duration, String> {
     match duration(text)? {
         Duration::ZERO => Err("it must be longer than 0s".to_owned()),
         duration => Ok(duration),
     }
 }
 
-fn rate(text: &str) -> Result<f64, String> {
+pub fn rate(text: &str) -> Result<f64, String> {
     let rate: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     match rate.is_finite() && rate >= 0.0 {
         true => Ok(rate),

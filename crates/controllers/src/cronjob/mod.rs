@@ -44,7 +44,7 @@ pub(crate) async fn run(context: Context) {
     reconciler.jobs.add_index(BY_CONTROLLER, ownership::by_controller);
     context
         .controller_over(queue, reconciler)
-        .workers(5)
+        .workers(context.workers())
         .watches(|r| &r.crons, CronJobs::woken_by_cron_job)
         .watches(
             |r| &r.jobs,

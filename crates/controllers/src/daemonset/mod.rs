@@ -83,7 +83,7 @@ pub(crate) async fn run(context: Context) {
     });
     let sets = context
         .controller_over(queue, reconciler)
-        .workers(2)
+        .workers(context.workers())
         .owns(|r| &r.sets)
         .watches(|r| &r.pods, DaemonSets::woken_by_pod)
         .watches(|r| &r.revisions, DaemonSets::woken_by_revision)
@@ -94,7 +94,7 @@ pub(crate) async fn run(context: Context) {
         });
     let updates = context
         .controller("daemonset-node-updates", updates)
-        .workers(2)
+        .workers(context.workers())
         .watches(|r| &r.nodes, |_, change| concerning(change))
         .reads(|r| &r.sets)
         .reads(|r| &r.pods);

@@ -52,7 +52,7 @@ pub(crate) async fn run(context: Context) {
     reconciler.pods.add_index(BY_CONTROLLER, ownership::by_controller);
     context
         .controller("deployment", reconciler)
-        .workers(5)
+        .workers(context.workers())
         .owns(|r| &r.deployments)
         .watches(|r| &r.sets, Deployments::woken_by_set)
         .watches(|r| &r.pods, Deployments::woken_by_pod)

@@ -43,7 +43,7 @@ pub(crate) async fn run(context: Context) {
     });
     context
         .controller("endpoint", reconciler)
-        .workers(5)
+        .workers(context.workers())
         .watches(|r| &r.services, |r, change| r.selectors.follow(change))
         .watches(|r| &r.pods, |r, change| r.selectors.woken_by_pod(change))
         // Endpoints that were there before are looked at too: their Service may be gone.

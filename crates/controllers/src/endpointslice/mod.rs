@@ -85,7 +85,7 @@ pub(crate) async fn run(context: Context) {
     reconciler.pods.add_index(BY_NODE, by_node);
     context
         .controller("endpoint_slice", reconciler)
-        .workers(5)
+        .workers(context.workers())
         .watches(|r| &r.services, |r, change| r.selectors.follow(change))
         .watches(|r| &r.pods, |r, change| r.selectors.woken_by_pod(change))
         .watches(|r| &r.nodes, EndpointSlices::woken_by_node)

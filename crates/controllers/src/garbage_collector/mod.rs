@@ -27,7 +27,6 @@ use crate::{Context, Error};
 use graph::{FOREGROUND, Graph, ORPHAN, Object, Uid, Work};
 
 const RESYNC: Duration = Duration::from_secs(30);
-const WORKERS: usize = 8;
 const MAX_ABSENT: usize = 1000;
 /// An owner that exists but that no informer has shown yet is asked for again after this long.
 const UNSEEN_OWNER: Duration = Duration::from_secs(5);
@@ -84,7 +83,7 @@ pub(crate) async fn run(context: Context) {
         .run();
     let collect = context
         .controller_over(collector.queue.clone(), collector)
-        .workers(WORKERS)
+        .workers(context.workers())
         // A graph that lacks dependents would let owners go before them.
         .starts_after(async move {
             let _ = in_sync.wait_for(|in_sync| *in_sync).await;

@@ -61,7 +61,7 @@ pub(crate) async fn run(context: Context) {
     });
     context
         .controller("horizontalpodautoscaler", reconciler)
-        .workers(5)
+        .workers(context.workers())
         .watches(|r| &r.autoscalers, |_, change| woken(change))
         .reads(|r| &r.pods)
         .run()

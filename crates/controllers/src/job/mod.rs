@@ -39,7 +39,6 @@ use backoff::Backoff;
 pub(crate) use facts::finished;
 use plan::{Event, Manage, Outcome, Sync};
 
-const WORKERS: usize = 5;
 /// A Job that waits is looked at this often at least: no delay is longer than a clock can hold.
 const MAX_WAIT: Duration = Duration::from_secs(24 * 3600);
 /// A Job of more pods than this is not looked at for each of their changes, but once for all within a second.
@@ -82,7 +81,7 @@ pub(crate) async fn run(context: Context) {
     reconciler.pods.add_index(BY_CONTROLLER, ownership::by_controller);
     let jobs = context
         .controller_over(queue, reconciler)
-        .workers(WORKERS)
+        .workers(context.workers())
         .watches(|r| &r.jobs, Jobs::woken_by_job)
         .watches(|r| &r.pods, Jobs::woken_by_pod)
         .run();

@@ -10,7 +10,7 @@ use kube::{Api, ResourceExt};
 use serde_json::json;
 use skiff_client::{Action, Change, ErrorExt, Informer, Key, Reconcile};
 
-use super::{WORKERS, facts};
+use super::facts;
 use crate::ownership::{self, BY_CONTROLLER};
 use crate::{Context, Error};
 
@@ -28,7 +28,7 @@ pub(super) async fn run(context: Context) {
     });
     context
         .controller("job_orphan_pod", reconciler)
-        .workers(WORKERS)
+        .workers(context.workers())
         .watches(|r| &r.pods, Orphans::woken_by_pod)
         .watches(|r| &r.jobs, Orphans::woken_by_job)
         .run()

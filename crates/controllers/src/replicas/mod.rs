@@ -53,7 +53,7 @@ async fn run<W: Workload>(context: Context) {
     reconciler.pods.add_index(BY_CONTROLLER, ownership::by_controller);
     context
         .controller(W::QUEUE, reconciler)
-        .workers(5)
+        .workers(context.workers())
         .owns(|r| &r.workloads)
         .watches(|r| &r.pods, Replicas::woken_by_pod)
         .run()

@@ -66,7 +66,7 @@ pub(crate) async fn run(context: Context) {
     controller.claims.add_index(CLAIMS_BY_POD, claims_by_pod);
     context
         .controller("resource_claim", controller)
-        .workers(10)
+        .workers(context.workers())
         .watches(|c| &c.pods, |_, change| woken_by_pod(change))
         .watches(|c| &c.claims, ResourceClaims::woken_by_claim)
         .watches(|c| &c.templates, ResourceClaims::woken_by_template)

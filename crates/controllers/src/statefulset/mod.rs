@@ -49,7 +49,7 @@ pub(crate) async fn run(context: Context) {
         .add_index(BY_CONTROLLER, ownership::by_controller);
     context
         .controller("statefulset", reconciler)
-        .workers(5)
+        .workers(context.workers())
         .owns(|r| &r.sets)
         .watches(|r| &r.pods, StatefulSets::woken_by_pod)
         .watches(|r| &r.claims, |_, change| woken_by_claim(change))

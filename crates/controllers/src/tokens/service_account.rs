@@ -141,7 +141,7 @@ pub(crate) async fn run(context: Context) {
     reconciler.secrets.add_index(BY_ACCOUNT, by_account);
     context
         .controller("serviceaccount_tokens_service", reconciler)
-        .workers(5)
+        .workers(context.workers())
         .watches(
             |r| &r.secrets,
             |_, change| {

@@ -27,7 +27,7 @@ pub(crate) async fn run(context: Context) {
     volumes.pods.add_index(PODS_BY_CLAIM, pods_by_claim);
     context
         .controller("ephemeral_volume", volumes)
-        .workers(5)
+        .workers(context.workers())
         .watches(|volumes| &volumes.pods, EphemeralVolumes::woken_by_pod)
         .watches(|volumes| &volumes.claims, EphemeralVolumes::woken_by_claim)
         .run()

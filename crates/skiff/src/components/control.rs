@@ -29,6 +29,7 @@ pub(super) async fn prepare_controllers(machine: &Machine) -> Result<Prepared> {
     config.service_cidrs = services.iter().map(ToString::to_string).collect();
     config.node_cidr_mask_ipv4 = machine.args.node_cidr_mask_size;
     machine.args.node_health.set(&mut config);
+    machine.args.controller_flags.set(&mut config);
     config.metrics = metrics.clone();
     config.certificate_signer = Some(Arc::new(Signer::new(&machine.cluster)));
     config.token_signer = Some(certificates.token_signer()?);
@@ -79,7 +80,13 @@ pub(super) async fn prepare_scheduler(machine: &Machine) -> Result<Prepared> {
     let configuration = match &machine.args.config {
         Some(path) => {
             let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
-            skiff_scheduler::Configuration::parse(&text).with_context(|| path.display().to_string())?
+            let read = skiff_scheduler::Configuration::parse(&text);
+            let configuration = read.with_context(|| path.display().to_string())?;
+            if !configuration.without_effect().is_empty() {
+                let fields = configuration.without_effect().join(", ");
+                tracing::warn!(file = %path.display(), fields, "fields of the scheduler's configuration have no effect here");
+            }
+            configuration
         }
         None => skiff_scheduler::Configuration::default(),
     };

@@ -13,7 +13,6 @@ mod tests;
 mod volume;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -26,9 +25,6 @@ use super::{
     has_annotation, is_terminated, pods_by_claim, reference_key, requested_class, volume_name, volume_phase,
 };
 use crate::{Context, Error, error_message};
-
-/// Upstream looks at everything again at this pace; here at what is not settled.
-const RESYNC: Duration = Duration::from_secs(15);
 
 /// How many claims a new volume wakes.
 const CLAIMS_PER_VOLUME: usize = 16;
@@ -141,7 +137,7 @@ pub(crate) async fn run(context: Context) {
         .watches(|binder| &binder.volumes, Binder::woken_by_volume)
         .watches(|binder| &binder.classes, Binder::woken_by_class)
         .reads(|binder| &binder.pods)
-        .every(RESYNC, Binder::unsettled)
+        .every(context.config.volume_binder_sync_period, Binder::unsettled)
         .run()
         .await;
 }
