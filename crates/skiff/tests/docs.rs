@@ -127,6 +127,91 @@ fn commands_and_flags_of_skiff_exist() -> Result<()> {
     Ok(())
 }
 
+/// The pages that teach by the code of the tree.
+const CODE_PAGES: [&str; 2] = ["docs/adding-a-controller.md", "docs/adding-a-scheduler-plugin.md"];
+
+/// The sources of the crates that those pages are about, by path.
+fn sources() -> Result<Vec<(PathBuf, String)>> {
+    let crates = ["auth", "client", "controllers", "scheduler", "testkit"];
+    let mut folders: Vec<PathBuf> = crates.map(|name| root().join("crates").join(name)).into();
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|end| end == "rs") {
+                let text = std::fs::read_to_string(&path)?;
+                found.push((path, text));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Code without what formatting decides.
+fn bare(code: &str) -> String {
+    let text: String = code.chars().filter(|char| !char.is_whitespace()).collect();
+    text.replace(",}", "}").replace(",)", ")")
+}
+
+/// Whether the code has the lines of an example; `…` in it stands for anything.
+fn has_example(code: &str, example: &str) -> bool {
+    let mut pieces = example.split('…').map(bare).filter(|piece| !piece.is_empty());
+    let found = pieces.try_fold(code, |rest, piece| {
+        let at = rest.find(&piece)?;
+        Some(&rest[at + piece.len()..])
+    });
+    found.is_some()
+}
+
+#[test]
+fn the_code_in_the_docs_is_that_of_the_tree() -> Result<()> {
+    let sources = sources()?;
+    let bare_sources: Vec<String> = sources.iter().map(|(_, text)| bare(text)).collect();
+    let all = sources.iter().fold(String::new(), |all, (_, text)| all + text);
+    for page in CODE_PAGES {
+        let text = std::fs::read_to_string(root().join(page))?;
+        let blocks: Vec<&str> = text
+            .split("```rust\n")
+            .skip(1)
+            .filter_map(|rest| rest.split("```").next())
+            .collect();
+        ensure!(blocks.len() > 1, "{page} shows no code");
+        for block in blocks {
+            let known = bare_sources.iter().any(|code| has_example(code, block));
+            ensure!(known, "{page}: no file has this code:\n{block}");
+        }
+        for name in code(&text) {
+            let is_one_name = |c: char| c.is_ascii_alphanumeric() || "_:/.-".contains(c);
+            if name.ends_with(".rs") && name.chars().all(is_one_name) {
+                let there =
+                    sources.iter().any(|(path, _)| path.ends_with(&name)) || root().join(&name).exists();
+                ensure!(there, "{page}: there is no file {name}");
+                continue;
+            }
+            // The last part of a path, or what stands before the arguments.
+            let word = name.split(['(', '!']).next().unwrap_or_default();
+            let word = word.rsplit(['.', ':']).next().unwrap_or_default();
+            let is_identifier =
+                !word.is_empty() && word.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+            if is_identifier && !name.contains(' ') {
+                ensure!(all.contains(word), "{page}: nothing is called `{name}`");
+            }
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn examples_are_compared_without_their_format() {
+    let code = bare("fn a() {\n    b(\n        1,\n    );\n    c();\n}");
+    assert!(has_example(&code, "fn a() {\n    …\n    c();\n}"));
+    assert!(has_example(&code, "b(1);"));
+    assert!(!has_example(&code, "b(2);"));
+    assert!(!has_example(&code, "c();\n…\nb(1);"), "the order counts");
+}
+
 /// A command that the README shows, and what it says that it prints.
 struct Shown {
     command: String,

@@ -176,6 +176,46 @@ fn joins_that_fail(server: &Machine, agent: &Machine) -> Result<()> {
     Ok(())
 }
 
+#[test]
+fn a_cluster_that_lets_nobody_in_says_why() -> Result<()> {
+    let switch = Switch::new()?;
+    let server = Machine::new(&switch, "first", SKIFF)?;
+    let agent = Machine::new(&switch, "second", SKIFF)?;
+    let unsigned = "*,bootstrapsigner,tokencleaner,-csrsigning";
+    let parts = ["--components", "api,controllers", "--controllers", unsigned];
+    server.skiff(&[&["up", "--no-kubeconfig-merge"], &parts[..]].concat())?;
+    let fails = |line: &[String], sentence: &str| -> Result<()> {
+        let told = agent.skiff_fails(&texts(line))?;
+        ensure!(told.contains(sentence), "{line:?}: {told}");
+        ensure!(agent.left_behind()?.is_empty(), "{:?}", agent.left_behind()?);
+        Ok(())
+    };
+    let line = token_line(&server)?;
+    fails(&line, "nobody signed the certificate node-csr-")?;
+    let requests = server.kubectl(&["get", "csr"])?;
+    ensure!(
+        requests.contains("Approved") && !requests.contains("Issued"),
+        "{requests}"
+    );
+
+    let brief = server.skiff(&["token", "create", "--ttl", "1s"])?;
+    let brief: Vec<String> = brief.split_whitespace().skip(1).map(str::to_owned).collect();
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    fails(&brief, "the token is unknown to the cluster, or has expired")?;
+
+    for (what, code) in [
+        ("configmap/cluster-info", "answers 404 for cluster-info"),
+        (
+            "rolebinding/kubeadm:bootstrap-signer-clusterinfo",
+            "answers 403 for cluster-info",
+        ),
+    ] {
+        server.kubectl(&["delete", "-n", "kube-public", what])?;
+        fails(&line, code)?;
+    }
+    Ok(())
+}
+
 /// A pod on the agent: its logs and an exec go through the API server to that kubelet. The uid is returned.
 fn a_pod_runs_there(server: &Machine) -> Result<String> {
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "there"}, "spec": {

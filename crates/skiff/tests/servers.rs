@@ -1,7 +1,7 @@
 //! Three servers over an etcd of three members, and an agent, as four namespaces of this host. While objects are created
 //! without pause, the server that the agent uses is killed: no acknowledged write is lost or done twice, watches and the
 //! agent go on elsewhere, and the `kubernetes` endpoints shrink and grow again. Besides, a cluster that is moved to etcd,
-//! gets another server, and is moved back by that one.
+//! gets another server, and is moved back by that one; and servers behind a load balancer, one of which is killed.
 
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -9,8 +9,10 @@ use kube::Api;
 use kube::api::{ListParams, PostParams};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use serde_json::{Value, json};
-use skiff_client::{Change, InformerFactory, Remote};
-use skiff_testkit::{BUSYBOX, EtcdMembers, Machine, Switch, busybox_archive, eventually, expect_eq};
+use skiff_client::{Change, InformerFactory, Remote, ServerAddress};
+use skiff_testkit::{
+    BUSYBOX, Balancer, EtcdMembers, Machine, Switch, busybox_archive, eventually, expect_eq,
+};
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -31,7 +33,7 @@ struct House {
     agent: Machine,
     servers: Vec<Machine>,
     etcd: EtcdMembers,
-    _switch: Arc<Switch>,
+    switch: Arc<Switch>,
 }
 
 impl House {
@@ -46,7 +48,7 @@ impl House {
             agent: Machine::new(&switch, "four", SKIFF)?,
             etcd: EtcdMembers::start(&servers)?,
             servers,
-            _switch: switch,
+            switch,
         })
     }
 
@@ -142,7 +144,8 @@ fn three_servers_lose_one_and_nothing_else() -> Result<()> {
     })?;
     step("three servers are one cluster");
 
-    let load = Load::start(&house)?;
+    let servers: Result<Vec<_>> = house.servers.iter().map(Machine::api_server).collect();
+    let load = Load::start(&house, servers?)?;
     deploy(three, 2)?;
     eventually("pods run", PATIENCE, || running(three, 2))?;
     step("pods run");
@@ -263,6 +266,49 @@ fn a_moved_cluster_gets_another_server() -> Result<()> {
     two.skiff(&["up"])?;
     is_there(&two, "embedded")?;
     is_there(&two, "joined")
+}
+
+#[test]
+fn servers_behind_a_load_balancer_lose_the_one_that_all_use() -> Result<()> {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let dir = tempfile::tempdir()?;
+    let archive = busybox_archive(dir.path())?.display().to_string();
+    let house = House::new()?;
+    let servers = house.servers.iter().map(|one| (one.address(), 6443));
+    let balancer = Balancer::start(&house.switch, 7443, servers.collect())?;
+    let (endpoint, members) = (balancer.address(), house.etcd.endpoints());
+    let url = format!("https://{endpoint}");
+    let (one, two, three) = (&house.servers[0], &house.servers[1], &house.servers[2]);
+    let up = format!("_ up --no-kubeconfig-merge --etcd-servers {members} --bind 0.0.0.0:6443");
+    one.skiff(&words(&format!("{up} --control-plane-endpoint {endpoint}")))?;
+    let token = |words: &[&str]| -> Result<String> {
+        let line = one.skiff(&[&["token", "create"], words].concat())?;
+        ensure!(line.contains(&url), "not by the balancer: {line}");
+        Ok(line)
+    };
+    two.skiff(&words(&token(&["--server"])?))?;
+    three.skiff(&words(&token(&["--server"])?))?;
+    house.agent.skiff(&words(&token(&[])?))?;
+    house.agent.skiff(&["image", "import", &archive])?;
+    servers_are(two, &[one, two, three], PATIENCE)?;
+    let load = Load::start(&house, vec![url.parse()?])?;
+    deploy(three, 2)?;
+    eventually("pods run", PATIENCE, || running(three, 2))?;
+    let (before, open) = (load.acknowledged(), balancer.open());
+    ensure!(open[0] > 0 && open[1..] == [0, 0], "{open:?}");
+    one.shell(&format!("kill -9 {}", one.pid()?))?;
+    // By the balancer: the very next command, pods of the agent, and writes and the watch of the load.
+    let by_balancer = |args: &[&str]| two.kubectl(&[&["--server", &url], args].concat());
+    ensure!(by_balancer(&["get", "nodes", "-o", "name"])?.contains("four"));
+    agent_goes_on(&house, &|_| ())?;
+    load.goes_on(before)?;
+    ensure!(by_balancer(&["exec", "bound", "--", "echo", "there"])?.contains("there"));
+    servers_are(two, &[two, three], LEASE)?;
+    deploy(three, 4)?;
+    eventually("pods run", PATIENCE, || running(two, 4))?;
+    let open = balancer.open();
+    ensure!(open[0] == 0 && open[1] > 0, "{open:?}");
+    load.check_complete(&house)
 }
 
 /// The line for a server has a key in it that no token and no node can do without, and only its own token reads the
@@ -428,10 +474,9 @@ fn number(map: &ConfigMap) -> usize {
 }
 
 impl Load {
-    fn start(house: &House) -> Result<Load> {
+    fn start(house: &House, servers: Vec<ServerAddress>) -> Result<Load> {
         let tls = house.servers[0].admin_tls()?;
-        let servers: Result<Vec<_>> = house.servers.iter().map(Machine::api_server).collect();
-        let (servers, namespace) = (servers?, house.agent.network_namespace());
+        let namespace = house.agent.network_namespace();
         let (stop, created) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
         let (stopped, counted) = (stop.clone(), created.clone());
         let thread = std::thread::spawn(move || -> Result<Outcome> {

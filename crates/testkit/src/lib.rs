@@ -2,6 +2,7 @@
 //! other programs that tests run beside skiff, and for tests of its clients an API server in this process. Everything started here ends when its value is dropped.
 
 mod api_server;
+mod balancer;
 mod belongings;
 mod clock;
 mod cluster;
@@ -16,6 +17,7 @@ mod webhook;
 pub mod whole_path;
 
 pub use api_server::ApiServer;
+pub use balancer::Balancer;
 pub use belongings::{belongings, shims};
 pub use clock::ShiftedClock;
 pub use cluster::{Cluster, Kubectl};

@@ -88,6 +88,17 @@ impl Switch {
 }
 
 impl Switch {
+    /// Its own address on the link, which no machine has.
+    pub fn address(&self) -> Ipv4Addr {
+        let [a, b, c] = NETWORK;
+        Ipv4Addr::new(a, b, c, GATEWAY)
+    }
+
+    /// For a thread of a test that is to be on the machines' link and on no machine.
+    pub fn network_namespace(&self) -> PathBuf {
+        format!("/proc/{}/ns/net", self.holder.pid()).into()
+    }
+
     /// A program that is on the machines' link and on no machine.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new("nsenter");
