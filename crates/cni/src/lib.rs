@@ -13,8 +13,8 @@ mod result;
 pub use conf::{Network, SUPPORTED_VERSIONS};
 pub use invoke::{Attachment, PodArgs};
 pub use plugin::{
-    BridgeConf, PLUGIN_NAME, POLICY_IN_FORCE, PolicyRequest, ensure_bridge, mac_of, plugin_main,
-    remove_bridge, remove_host_ports, restore_guards, restore_host_ports,
+    BridgeConf, PLUGIN_NAME, POLICY_IN_FORCE, PolicyRequest, ensure_bridge, host_ports_table, mac_of,
+    plugin_main, remove_bridge, remove_host_ports, restore_guards, restore_host_ports,
 };
 pub use result::{AddResult, CniError, Dns, Interface, IpConfig, Route};
 

@@ -9,6 +9,7 @@ pub mod announce;
 pub mod check;
 pub mod dns_endpoints;
 pub mod load_balancer;
+mod nft;
 pub mod pods;
 pub mod policy;
 pub mod proxy;

@@ -501,6 +501,28 @@ async fn traffic() {
     assert!(tables.iter().all(|table| table.name != config.table));
 }
 
+fn nft(command: &str) -> bool {
+    let done = std::process::Command::new("nft")
+        .args(command.split(' '))
+        .status();
+    done.is_ok_and(|status| status.success())
+}
+
+/// All rules and the elements of their sets, in no particular order.
+fn rules_of_nft() -> Vec<String> {
+    let listed = std::process::Command::new("nft")
+        .args(["-s", "list", "ruleset"])
+        .output();
+    let Ok(listed) = listed else {
+        return Vec::new();
+    };
+    let listed = String::from_utf8_lossy(&listed.stdout);
+    let words = listed.split(|c: char| c.is_whitespace() || c == ',');
+    let mut words: Vec<String> = words.map(str::to_owned).collect();
+    words.sort();
+    words
+}
+
 /// The loop itself, fed by a scripted API: what the API says is what packets do.
 async fn follows_the_api(config: &ProxyConfig, client: &Pod, a: Ipv4Addr, b: Ipv4Addr) {
     let (feed, events) = tokio::sync::mpsc::unbounded_channel::<Value>();
@@ -565,6 +587,36 @@ async fn follows_the_api(config: &ProxyConfig, client: &Pod, a: Ipv4Addr, b: Ipv
     let mut moved = json!(slices(&[b])[0]);
     moved["metadata"]["resourceVersion"] = "2".into();
     feed.send(json!({"type": "MODIFIED", "object": moved})).unwrap();
+    answers(b).await;
+    // Whatever somebody else does to the rules, they are as they were soon.
+    let table = config.table.as_str();
+    for change in [
+        "flush ruleset".to_owned(),
+        format!("delete table ip6 {table}"),
+        format!("flush chain ip {table} services"),
+        format!("insert rule ip {table} services accept"),
+        format!("flush map ip {table} services-endpoints"),
+        format!("delete element ip {table} cluster-ips {{ {CLUSTER_IP} }}"),
+        format!("add element ip {table} host-ports {{ tcp . 30080 }}"),
+        format!("flush map ip {table} services-entries"),
+        format!("chain ip {table} nat-output {{ policy drop; }}"),
+        format!("table ip {table} {{ flags dormant; }}"),
+    ] {
+        let before = rules_of_nft();
+        let start = std::time::Instant::now();
+        if !nft(&change) {
+            println!("traffic: nft {change} is not to be had, skipped");
+            continue;
+        }
+        while rules_of_nft() != before {
+            assert!(
+                start.elapsed() < PATIENCE,
+                "nft {change}: not restored within {PATIENCE:?}"
+            );
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        println!("traffic: restored {:?} after: nft {change}", start.elapsed());
+    }
     answers(b).await;
     shutdown.cancel();
     proxy.await.unwrap().unwrap();

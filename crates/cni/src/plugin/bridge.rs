@@ -15,7 +15,6 @@
 //! frames for others are not flooded to it. IPv6 has no neighbour discovery here at all: sandbox and host have
 //! permanent entries of each other.
 
-use std::collections::BTreeSet;
 use std::fs::File;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::AsFd;
@@ -30,7 +29,7 @@ use nlink::netlink::neigh::Neighbor;
 use nlink::netlink::route::{Ipv4Route, Ipv6Route};
 use nlink::netlink::{Connection, Route};
 
-use super::guard::Guard;
+use super::guard::{Guard, StandingGuards};
 use super::subnet::Subnets;
 use super::{BridgeConf, ipam};
 use crate::result::CniError;
@@ -49,19 +48,18 @@ pub async fn ensure_bridge(conf: &BridgeConf) -> Result<()> {
     let subnets = conf.validate().map_err(invalid)?;
     let host = Connection::<Route>::new()?;
     ensure(&host, conf, &subnets).await.map_err(invalid)?;
-    let none = BTreeSet::new();
-    let restored = restore_ports(&host, conf, &subnets, &none).await;
+    let restored = restore_ports(&host, conf, &subnets, None).await;
     restored.map(drop).map_err(invalid)
 }
 
-/// Restores the guards of ports that have lost theirs, as happens when somebody flushes the host's rules.
-/// Returns how many there were.
+/// Restores the guards of ports that are up without the one that they should have, as happens when somebody flushes the
+/// host's rules. Returns how many there were.
 pub async fn restore_guards(conf: &BridgeConf) -> Result<usize> {
     let invalid = |error: CniError| Error::Invalid(error.to_string());
     let subnets = conf.validate().map_err(invalid)?;
-    let protected = Guard::open(&conf.bridge)?.protected().await?;
+    let standing = Guard::open(&conf.bridge)?.standing().await?;
     let host = Connection::<Route>::new()?;
-    restore_ports(&host, conf, &subnets, &protected)
+    restore_ports(&host, conf, &subnets, Some(&standing))
         .await
         .map_err(invalid)
 }
@@ -73,32 +71,40 @@ pub async fn remove_bridge(bridge: &str) -> Result<()> {
     Ok(())
 }
 
-/// Sets up the ports of all sandboxes that hold an address, but for those in `done`.
+/// Sets up the ports of all sandboxes that hold an address. If it is known which guards are `standing`, only ports that are
+/// up without theirs: one that is not up is just being attached.
 async fn restore_ports(
     host: &Connection<Route>,
     conf: &BridgeConf,
     subnets: &Subnets,
-    done: &BTreeSet<String>,
+    standing: Option<&StandingGuards>,
 ) -> PluginResult<usize> {
     let mut restored = 0;
     for held in ipam::Addresses::new(conf, subnets.clone()).held()? {
         let host_ifname = host_ifname(&conf.name, &held.container_id, &held.ifname);
-        if done.contains(&host_ifname) || !is_there(host, &host_ifname).await? {
+        if standing.is_some_and(|guards| guards.protect(&host_ifname, &held.addresses, subnets)) {
             continue;
+        }
+        match is_up(host, &host_ifname).await? {
+            None => continue,
+            Some(false) if standing.is_some() => continue,
+            Some(_) => {}
         }
         match set_up_port(host, conf, subnets, &host_ifname, &held.addresses).await {
             Ok(()) => restored += 1,
             // Its sandbox may be gone by now.
-            Err(error) if is_there(host, &host_ifname).await? => return Err(error),
+            Err(error) if is_up(host, &host_ifname).await?.is_some() => return Err(error),
             Err(_) => {}
         }
     }
     Ok(restored)
 }
 
-async fn is_there(host: &Connection<Route>, ifname: &str) -> PluginResult<bool> {
+/// `None` if there is no such device.
+async fn is_up(host: &Connection<Route>, ifname: &str) -> PluginResult<Option<bool>> {
     let link = host.get_link_by_name(ifname).await;
-    Ok(link.map_err(failed(format_args!("look for {ifname}")))?.is_some())
+    let link = link.map_err(failed(format_args!("look for {ifname}")))?;
+    Ok(link.map(|link| link.is_up()))
 }
 
 async fn ensure(host: &Connection<Route>, conf: &BridgeConf, subnets: &Subnets) -> PluginResult<u32> {
@@ -379,7 +385,7 @@ pub(super) async fn detach(conf: &BridgeConf, host_ifname: &str, addresses: &[Ip
     host.del_link_if_exists(host_ifname)
         .await
         .map_err(failed(format_args!("remove {host_ifname}")))?;
-    if addresses.iter().any(IpAddr::is_ipv6) && is_there(&host, &conf.bridge).await? {
+    if addresses.iter().any(IpAddr::is_ipv6) && is_up(&host, &conf.bridge).await?.is_some() {
         for address in addresses.iter().filter(|address| address.is_ipv6()) {
             host.del_neighbor_if_exists(Neighbor::new(&conf.bridge, *address))
                 .await
@@ -419,9 +425,9 @@ pub(super) async fn check(
         None => return wrong(format!("{host_ifname} is missing")),
     }
     let guard = Guard::open(&conf.bridge).map_err(failed("open netlink"))?;
-    let protected = guard.protected().await.map_err(failed("list the guards"))?;
-    if !protected.contains(host_ifname) {
-        return wrong(format!("{host_ifname} has no guard"));
+    let guards = guard.standing().await.map_err(failed("list the guards"))?;
+    if !guards.protect(host_ifname, wanted, &conf.validate()?) {
+        return wrong(format!("{host_ifname} has no guard, or not the right one"));
     }
     enter(&open_namespace(netns)?)?;
     let sandbox = Connection::<Route>::new().map_err(failed("open netlink in the sandbox"))?;

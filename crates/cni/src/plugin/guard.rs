@@ -10,12 +10,12 @@
 //! The hook belongs to the port, not to the bridge: a `bridge` table does not see the link-local group, and
 //! cannot tell bridges apart on every kernel.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use nlink::netlink::nftables::{
     BaseChain, Chain, CmpOp, Expr, Family, FilterHook, MetaKey, NFT_MSG_NEWTABLE, PayloadBase, Policy,
-    Priority, RawMessage, Register, Rule,
+    Priority, RawMessage, Register, Rule, RuleExpr, Verdict,
 };
 use nlink::netlink::{Connection, Nftables};
 
@@ -25,10 +25,15 @@ use super::subnet::Subnets;
 const FAMILY: Family = Family::Netdev;
 
 /// Before every other chain of the hook: what is forged is nobody's business.
-const PRIORITY: Priority = Priority::Custom(-500);
+const PRIORITY: i32 = -500;
 
 const NLM_F_CREATE: u16 = 0x400;
 const NFTA_TABLE_NAME: u16 = 1;
+const NFTA_TABLE_FLAGS: u16 = 2;
+
+/// As the kernel numbers them: the hook, and a policy.
+const INGRESS: u32 = 0;
+const NF_DROP: u32 = 0;
 
 const ETHERTYPE_IPV4: [u8; 2] = [0x08, 0x00];
 const ETHERTYPE_IPV6: [u8; 2] = [0x86, 0xdd];
@@ -69,17 +74,20 @@ impl<'a> Guard<'a> {
         transaction.commit(&self.connection).await
     }
 
-    /// Creates the table or leaves it as it is. A transaction that failed because it exists would cost a grace
-    /// period of the kernel, some milliseconds a pod.
+    /// Creates the table or leaves it as it is, but for its flags: it must not sleep. A transaction that failed because it
+    /// exists would cost a grace period of the kernel, some milliseconds a pod.
     fn table_message(&self) -> RawMessage {
         let length = 4 + self.table.len() + 1;
-        let mut name = (length as u16).to_ne_bytes().to_vec();
-        name.extend(NFTA_TABLE_NAME.to_ne_bytes());
-        name.extend(self.table.as_bytes());
-        name.resize(length.next_multiple_of(4), 0);
+        let mut attributes = (length as u16).to_ne_bytes().to_vec();
+        attributes.extend(NFTA_TABLE_NAME.to_ne_bytes());
+        attributes.extend(self.table.as_bytes());
+        attributes.resize(length.next_multiple_of(4), 0);
+        attributes.extend(8u16.to_ne_bytes());
+        attributes.extend(NFTA_TABLE_FLAGS.to_ne_bytes());
+        attributes.extend(0u32.to_be_bytes());
         RawMessage::new(NFT_MSG_NEWTABLE, FAMILY)
             .flags(NLM_F_CREATE)
-            .attrs(name)
+            .attrs(attributes)
     }
 
     /// Limits the host end to what the sandbox with these addresses may send, in one step: there is no moment
@@ -90,7 +98,8 @@ impl<'a> Guard<'a> {
         addresses: &[IpAddr],
         subnets: &Subnets,
     ) -> nlink::Result<()> {
-        let base = BaseChain::filter(FilterHook::ingress([host_ifname]), PRIORITY).policy(Policy::Drop);
+        let base = BaseChain::filter(FilterHook::ingress([host_ifname]), Priority::Custom(PRIORITY))
+            .policy(Policy::Drop);
         let chain = Chain::new(self.table, host_ifname)?.family(FAMILY).base(base);
         let mut transaction = self
             .connection
@@ -99,24 +108,44 @@ impl<'a> Guard<'a> {
             .raw(self.table_message())
             .update_chain(chain)
             .flush_chain(self.table, host_ifname, FAMILY);
-        let rule = || Rule::new(self.table, host_ifname).family(FAMILY);
-        if addresses.iter().any(IpAddr::is_ipv6) {
-            transaction = transaction.add_rule(neighbour_discovery(rule()).drop());
-        }
-        for fields in allowed(addresses, subnets) {
-            let rule = fields.into_iter().fold(rule(), Field::add_to);
-            transaction = transaction.add_rule(rule.accept());
+        for expressions in rules(addresses, subnets) {
+            let rule = Rule::new(self.table, host_ifname).family(FAMILY);
+            transaction = transaction.add_rule(rule.expressions(expressions));
         }
         transaction.commit(&self.connection).await
     }
 
-    /// The host ends that have a chain.
-    pub(super) async fn protected(&self) -> nlink::Result<BTreeSet<String>> {
-        match self.connection.list_chains_in(self.table, FAMILY).await {
-            Ok(chains) => Ok(chains.into_iter().map(|chain| chain.name).collect()),
-            Err(error) if error.is_not_found() => Ok(BTreeSet::new()),
-            Err(error) => Err(error),
+    /// What the kernel has.
+    pub(super) async fn standing(&self) -> nlink::Result<StandingGuards> {
+        let tables = self.connection.list_tables_in(FAMILY).await?;
+        // A table that sleeps (`flags dormant`) guards nothing.
+        if !tables
+            .iter()
+            .any(|table| table.name == self.table && table.flags == 0)
+        {
+            return Ok(StandingGuards::default());
         }
+        let read = async {
+            let chains = self.connection.list_chains_in(self.table, FAMILY).await?;
+            Ok::<_, nlink::Error>((chains, self.connection.list_rules(self.table, FAMILY).await?))
+        };
+        let (chains, listed) = match read.await {
+            Err(error) if error.is_not_found() => return Ok(StandingGuards::default()),
+            read => read?,
+        };
+        let guarding = chains.into_iter().filter(|chain| {
+            let on_its_device = chain.device.as_deref() == Some(&chain.name);
+            let hook = (chain.hook, chain.priority, chain.policy);
+            on_its_device && hook == (Some(INGRESS), Some(PRIORITY), Some(NF_DROP))
+        });
+        let mut chains: BTreeMap<String, Vec<Vec<RuleExpr>>> =
+            guarding.map(|chain| (chain.name, Vec::new())).collect();
+        for rule in listed {
+            if let Some(rules) = chains.get_mut(&rule.chain) {
+                rules.push(rule.expressions());
+            }
+        }
+        Ok(StandingGuards(chains))
     }
 
     /// Forgets a host end that is gone; older kernels have done so already.
@@ -132,6 +161,66 @@ impl<'a> Guard<'a> {
             .del_table_if_exists(self.table, FAMILY)
             .await
             .map(drop)
+    }
+}
+
+/// The chains that the kernel has on their devices, with their rules.
+#[derive(Default)]
+pub(super) struct StandingGuards(BTreeMap<String, Vec<Vec<RuleExpr>>>);
+
+impl StandingGuards {
+    /// Whether the host end is limited to what the sandbox with these addresses may send.
+    pub(super) fn protect(&self, host_ifname: &str, addresses: &[IpAddr], subnets: &Subnets) -> bool {
+        let Some(found) = self.0.get(host_ifname) else {
+            return false;
+        };
+        let wanted = rules(addresses, subnets);
+        let same = |found: &Vec<RuleExpr>, wanted: &Vec<Expr>| {
+            found.len() == wanted.len() && found.iter().zip(wanted).all(|(found, wanted)| is(found, wanted))
+        };
+        found.len() == wanted.len()
+            && found
+                .iter()
+                .zip(&wanted)
+                .all(|(found, wanted)| same(found, wanted))
+    }
+}
+
+/// Whether the kernel shows the expression, of those that are used here.
+fn is(found: &RuleExpr, wanted: &Expr) -> bool {
+    match (found, wanted) {
+        (
+            RuleExpr::Payload {
+                dreg,
+                base,
+                offset,
+                len,
+                ..
+            },
+            Expr::Payload {
+                dreg: in_register,
+                base: of,
+                offset: at,
+                len: bytes,
+            },
+        ) => (dreg, base, offset, len) == (in_register, of, at, bytes),
+        (
+            RuleExpr::Cmp { sreg, op, data, .. },
+            Expr::Cmp {
+                sreg: register,
+                op: how,
+                data: with,
+            },
+        ) => (sreg, op, data) == (register, how, with),
+        (
+            RuleExpr::Meta { dreg, key, .. },
+            Expr::Meta {
+                dreg: register,
+                key: of,
+            },
+        ) => (dreg, key) == (register, of),
+        (RuleExpr::Verdict(found), Expr::Verdict(wanted)) => found == wanted,
+        _ => false,
     }
 }
 
@@ -154,44 +243,64 @@ impl Field {
     }
 
     /// A frame that is too short for the field does not match the rule.
-    fn add_to(rule: Rule, field: Field) -> Rule {
-        let dreg = Register::R0;
-        rule.expr(Expr::Payload {
-            dreg,
-            base: field.base,
-            offset: field.offset,
-            len: field.value.len() as u32,
-        })
-        .expr(Expr::Cmp {
-            sreg: dreg,
-            op: field.is,
-            data: field.value,
-        })
+    fn expressions(self) -> [Expr; 2] {
+        let load = Expr::Payload {
+            dreg: Register::R0,
+            base: self.base,
+            offset: self.offset,
+            len: self.value.len() as u32,
+        };
+        let compare = Expr::Cmp {
+            sreg: Register::R0,
+            op: self.is,
+            data: self.value,
+        };
+        [load, compare]
     }
 }
 
+/// The rules of a sandbox's chain. What none of them accepts is dropped.
+fn rules(addresses: &[IpAddr], subnets: &Subnets) -> Vec<Vec<Expr>> {
+    let mut rules = Vec::new();
+    if addresses.iter().any(IpAddr::is_ipv6) {
+        let mut forbidden = neighbour_discovery();
+        forbidden.push(Expr::Verdict(Verdict::Drop));
+        rules.push(forbidden);
+    }
+    for fields in allowed(addresses, subnets) {
+        let mut rule: Vec<Expr> = fields.into_iter().flat_map(Field::expressions).collect();
+        rule.push(Expr::Verdict(Verdict::Accept));
+        rules.push(rule);
+    }
+    rules
+}
+
 /// Matches neighbour discovery, behind whatever extension headers.
-fn neighbour_discovery(rule: Rule) -> Rule {
+fn neighbour_discovery() -> Vec<Expr> {
     let (dreg, sreg) = (Register::R0, Register::R0);
     let kind = |op, value: u8| Expr::Cmp {
         sreg,
         op,
         data: vec![value],
     };
-    let rule = Field::add_to(rule, Field::new(PayloadBase::LinkLayer, 12, &[&ETHERTYPE_IPV6]));
-    rule.expr(Expr::Meta {
-        dreg,
-        key: MetaKey::L4Proto,
-    })
-    .expr(kind(CmpOp::Eq, ICMPV6))
-    .expr(Expr::Payload {
-        dreg,
-        base: PayloadBase::Transport,
-        offset: 0,
-        len: 1,
-    })
-    .expr(kind(CmpOp::Gte, NEIGHBOUR_DISCOVERY.0))
-    .expr(kind(CmpOp::Lte, NEIGHBOUR_DISCOVERY.1))
+    let [load, compare] = Field::new(PayloadBase::LinkLayer, 12, &[&ETHERTYPE_IPV6]).expressions();
+    vec![
+        load,
+        compare,
+        Expr::Meta {
+            dreg,
+            key: MetaKey::L4Proto,
+        },
+        kind(CmpOp::Eq, ICMPV6),
+        Expr::Payload {
+            dreg,
+            base: PayloadBase::Transport,
+            offset: 0,
+            len: 1,
+        },
+        kind(CmpOp::Gte, NEIGHBOUR_DISCOVERY.0),
+        kind(CmpOp::Lte, NEIGHBOUR_DISCOVERY.1),
+    ]
 }
 
 /// The frames that pass, one list of conditions each. The type in the Ethernet header is that of the frame as

@@ -11,20 +11,12 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 
 use nlink::netlink::netfilter::{ConntrackFilter, IpProtocol};
-use nlink::netlink::nftables::{
-    BaseChain, Chain, ChainName, CmpOp, CtStatus, Expr, Family, FibFlags, NFT_MSG_NEWTABLE, NatHook,
-    NatStatement, PayloadBase, Priority, RawMessage, Register, Rule, Transaction, Verdict,
-};
-use nlink::netlink::types::route::RouteType;
+use nlink::netlink::nftables::{Family, NFT_MSG_NEWTABLE, RawMessage};
 use nlink::netlink::{Connection, Netfilter, Nftables};
 use serde::{Deserialize, Serialize};
 
-use super::BridgeConf;
+use super::{BridgeConf, host_port_rules as rules};
 use crate::result::CniError;
-
-/// After the service proxy, which translates at -100 and 100.
-const DESTINATION_PRIORITY: i32 = -99;
-const SOURCE_PRIORITY: i32 = 101;
 
 const NLM_F_CREATE: u16 = 0x400;
 const NFTA_TABLE_NAME: u16 = 1;
@@ -119,14 +111,29 @@ impl Mapped {
 
 /// What a rule asks of a packet, and where it then goes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-struct Forward {
+pub(super) struct Forward {
     /// Those for one address come before those for all.
     for_all: bool,
-    host: Option<IpAddr>,
-    protocol: u8,
-    host_port: u16,
-    target: IpAddr,
-    target_port: u16,
+    pub(super) host: Option<IpAddr>,
+    pub(super) protocol: u8,
+    pub(super) host_port: u16,
+    pub(super) target: IpAddr,
+    pub(super) target_port: u16,
+}
+
+#[cfg(test)]
+impl Forward {
+    /// From port 80 to 8080.
+    pub(super) fn new(host: Option<IpAddr>, protocol: u8, target: IpAddr) -> Forward {
+        Forward {
+            for_all: host.is_none(),
+            host,
+            protocol,
+            host_port: 80,
+            target,
+            target_port: 8080,
+        }
+    }
 }
 
 fn forwards(all: &[Mapped], family: Family) -> Vec<Forward> {
@@ -155,6 +162,11 @@ fn forwards(all: &[Mapped], family: Family) -> Vec<Forward> {
     list.into_iter().collect()
 }
 
+/// The table of a network, in each family.
+pub(super) fn table_of(network: &str) -> String {
+    format!("{network}-hostports")
+}
+
 /// The host ports of one network.
 pub(super) struct HostPorts<'a> {
     conf: &'a BridgeConf,
@@ -174,7 +186,7 @@ impl<'a> HostPorts<'a> {
         HostPorts {
             conf,
             directory: conf.data_dir.join("host-ports").join(&conf.name),
-            table: format!("{}-hostports", conf.name),
+            table: table_of(&conf.name),
         }
     }
 
@@ -289,9 +301,9 @@ impl<'a> HostPorts<'a> {
                 "the host ports of {container_id} are not those asked for"
             )));
         }
-        let missing = self.missing().await.map_err(failed("read the rules"))?;
-        if missing {
-            return Err(unlike("the rules of host ports are gone".into()));
+        let stands = self.stands().await.map_err(failed("read the rules"))?;
+        if !stands {
+            return Err(unlike("the rules of host ports are gone or changed".into()));
         }
         Ok(())
     }
@@ -321,12 +333,16 @@ impl<'a> HostPorts<'a> {
         Ok(())
     }
 
-    /// Makes the rules again where somebody has taken them away. Returns whether that was so.
+    /// Makes the rules again where they are not what they should be. Returns whether that was so.
     pub(super) async fn restore(&self) -> Result<bool, CniError> {
-        if !self.directory.exists() || !self.missing().await.map_err(failed("read the rules"))? {
+        if !self.directory.exists() {
             return Ok(false);
         }
+        // A plugin that has recorded a port and not yet opened it is not in the way.
         let _lock = self.lock()?;
+        if self.stands().await.map_err(failed("read the rules"))? {
+            return Ok(false);
+        }
         self.apply().await.map_err(failed("set the rules"))?;
         Ok(true)
     }
@@ -355,25 +371,17 @@ impl<'a> HostPorts<'a> {
         }
     }
 
-    /// Whether a table that should be there is not, or lacks rules.
-    async fn missing(&self) -> Result<bool, Box<dyn std::error::Error + Send + Sync>> {
+    /// Whether the kernel has all rules as they are recorded.
+    async fn stands(&self) -> Result<bool, Box<dyn std::error::Error + Send + Sync>> {
         let all = self.all()?;
         let connection = Connection::<Nftables>::new()?;
         for family in FAMILIES {
-            let wanted = forwards(&all, family).len();
-            if wanted == 0 {
-                continue;
-            }
-            let rules = match connection.list_rules(self.table.as_str(), family).await {
-                Ok(rules) => rules.into_iter().filter(|rule| rule.chain == PORTS).count(),
-                Err(error) if error.is_not_found() => 0,
-                Err(error) => return Err(error.into()),
-            };
-            if rules != wanted {
-                return Ok(true);
+            let forwards = forwards(&all, family);
+            if !forwards.is_empty() && !rules::stand(&connection, &self.table, family, &forwards).await? {
+                return Ok(false);
             }
         }
-        Ok(false)
+        Ok(true)
     }
 
     async fn apply(&self) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
@@ -388,77 +396,15 @@ impl<'a> HostPorts<'a> {
                 continue;
             }
             // Deleting needs a table that exists, and creating first makes sure of it.
-            let mut transaction = connection
+            let fresh = connection
                 .transaction()
                 .raw(table_message(&self.table, family))
                 .del_table(&self.table, family)
                 .add_table(&self.table, family);
-            transaction = self.rules(transaction, family, &forwards)?;
+            let transaction = rules::add_to(fresh, &self.table, family, &forwards)?;
             transaction.commit(&connection).await?;
         }
         Ok(())
-    }
-
-    fn rules(&self, t: Transaction, family: Family, forwards: &[Forward]) -> nlink::Result<Transaction> {
-        let table = self.table.as_str();
-        let chain = |name: &str| Chain::new(table, name).map(|chain| chain.family(family));
-        let based = |name: &str, hook: NatHook, priority: i32| {
-            chain(name).map(|chain| chain.base(BaseChain::nat(hook, Priority::Custom(priority))))
-        };
-        let mut t = t
-            .add_chain(chain(PORTS)?)
-            .add_chain(based("prerouting", NatHook::Prerouting, DESTINATION_PRIORITY)?)
-            .add_chain(based("output", NatHook::Output, DESTINATION_PRIORITY)?)
-            .add_chain(based("postrouting", NatHook::Postrouting, SOURCE_PRIORITY)?);
-        for name in ["prerouting", "output"] {
-            let rule = Rule::new(table, name)
-                .family(family)
-                .match_fib_type(FibFlags::DADDR, RouteType::Local)
-                .expr(Expr::Verdict(Verdict::JumpTo(ChainName::new(PORTS)?)));
-            t = t.add_rule(rule);
-        }
-        let mut targets = BTreeSet::new();
-        for forward in forwards {
-            let rule = Rule::new(table, PORTS).family(family);
-            let rule = match forward.host {
-                Some(host) => rule.match_daddr(host, whole(host)),
-                None => rule,
-            };
-            let rule = rule
-                .match_l4proto(forward.protocol)
-                .expr(Expr::Payload {
-                    dreg: Register::R0,
-                    base: PayloadBase::Transport,
-                    offset: 2,
-                    len: 2,
-                })
-                .expr(Expr::Cmp {
-                    sreg: Register::R0,
-                    op: CmpOp::Eq,
-                    data: forward.host_port.to_be_bytes().to_vec(),
-                })
-                .nat(NatStatement::dnat(forward.target).port(forward.target_port));
-            t = t.add_rule(rule);
-            targets.insert(forward.target);
-        }
-        for target in targets {
-            // A sandbox that reaches itself by the node, and whoever asks from the node's loopback, would get answers
-            // that the node never sees.
-            let loopback: (IpAddr, u8) = match target {
-                IpAddr::V4(_) => ([127, 0, 0, 0].into(), 8),
-                IpAddr::V6(_) => (std::net::Ipv6Addr::LOCALHOST.into(), 128),
-            };
-            for (source, prefix) in [(target, whole(target)), loopback] {
-                let rule = Rule::new(table, "postrouting")
-                    .family(family)
-                    .match_ct_status(CtStatus::DST_NAT)
-                    .match_saddr(source, prefix)
-                    .match_daddr(target, whole(target))
-                    .nat(NatStatement::masquerade());
-                t = t.add_rule(rule);
-            }
-        }
-        Ok(t)
     }
 
     /// Lets packets from 127.0.0.1 leave by the bridge once they are translated; sandboxes' guards keep them off the
@@ -472,12 +418,6 @@ impl<'a> HostPorts<'a> {
             eprintln!("skiff-bridge: {path}: {error}; host ports are not open on 127.0.0.1");
         }
     }
-}
-
-const PORTS: &str = "ports";
-
-fn whole(address: IpAddr) -> u8 {
-    if address.is_ipv4() { 32 } else { 128 }
 }
 
 /// Creates the table or leaves it as it is.

@@ -3,6 +3,7 @@
 
 mod bridge;
 mod guard;
+mod host_port_rules;
 mod host_ports;
 mod ipam;
 mod policy;
@@ -235,7 +236,12 @@ fn environment(needs_netns: bool) -> Result<Environment, CniError> {
     })
 }
 
-/// Opens the host ports again if somebody has flushed their rules. Returns whether that was so.
+/// The nftables table of a network's host ports, in each address family.
+pub fn host_ports_table(network: &str) -> String {
+    host_ports::table_of(network)
+}
+
+/// Makes the rules of host ports anew if they are not what they should be. Returns whether that was so.
 pub async fn restore_host_ports(conf: &BridgeConf) -> crate::Result<bool> {
     let invalid = |error: CniError| crate::Error::Invalid(error.to_string());
     HostPorts::new(conf).restore().await.map_err(invalid)

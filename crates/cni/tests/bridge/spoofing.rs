@@ -77,6 +77,32 @@ pub(crate) async fn is_prevented(bridge: &BridgeConf, sandboxes: &[Sandbox; 2], 
     assert_eq!(skiff_cni::restore_guards(bridge).await.unwrap(), 2);
     assert_eq!(skiff_cni::restore_guards(bridge).await.unwrap(), 0);
     assert_eq!(arrived(sandboxes, &cast), none);
+    // A guard that lacks a rule, has one more, lets pass what no rule accepts, or sleeps is none either.
+    for (change, expected) in [
+        ("flush chain netdev skiff0 PORT", 1),
+        ("insert rule netdev skiff0 PORT accept", 1),
+        ("chain netdev skiff0 PORT { policy accept; }", 1),
+        ("table netdev skiff0 { flags dormant; }", 2),
+        ("delete chain netdev skiff0 PORT", 1),
+    ] {
+        let port = Connection::<Nftables>::new().unwrap();
+        let port = port.list_chains_in("skiff0", Family::Netdev).await.unwrap()[0]
+            .name
+            .clone();
+        let change = change.replace("PORT", &port);
+        let done = std::process::Command::new("nft").arg(&change).status();
+        if !done.is_ok_and(|status| status.success()) {
+            println!("bridge: nft {change} is not to be had, skipped");
+            continue;
+        }
+        assert_eq!(
+            skiff_cni::restore_guards(bridge).await.unwrap(),
+            expected,
+            "{change}"
+        );
+        assert_eq!(skiff_cni::restore_guards(bridge).await.unwrap(), 0, "{change}");
+    }
+    assert_eq!(arrived(sandboxes, &cast), none);
     flush().await;
     skiff_cni::ensure_bridge(bridge).await.unwrap();
     assert_eq!(arrived(sandboxes, &cast), none);

@@ -142,6 +142,22 @@ async fn ports_lead_to_sandboxes() {
     assert!(!skiff_cni::restore_host_ports(&conf).await.unwrap());
     assert_eq!(rules().await, before);
     assert_eq!(ask(NODE.into(), 4000).as_deref(), Some("192.0.2.1"));
+    for change in [
+        "flush chain ip skiff-hostports ports",
+        "insert rule ip skiff-hostports ports accept",
+        "flush chain ip skiff-hostports postrouting",
+        "chain ip skiff-hostports prerouting { policy drop; }",
+        "table ip skiff-hostports { flags dormant; }",
+    ] {
+        let done = std::process::Command::new("nft").arg(change).status();
+        if !done.is_ok_and(|status| status.success()) {
+            println!("host_ports: nft {change} is not to be had, skipped");
+            continue;
+        }
+        assert!(skiff_cni::restore_host_ports(&conf).await.unwrap(), "{change}");
+        assert!(!skiff_cni::restore_host_ports(&conf).await.unwrap(), "{change}");
+        assert_eq!(ask(NODE.into(), 4000).as_deref(), Some("192.0.2.1"), "{change}");
+    }
 
     // A port that is closed is closed, and only that one; DEL may come twice.
     for _ in 0..2 {

@@ -10,12 +10,12 @@ use nlink::netlink::nftables::{
     SetKeyType,
 };
 use nlink::netlink::types::route::RouteType;
-use nlink::netlink::{Connection, Nftables};
 use skiff_meta::net::Cidr;
 
 use super::Error;
+use crate::nft::{Elements, Look, OwnConnection, Standing, Touched, Watch, element_of, elements_of};
 
-const FAMILY: Family = Family::Inet;
+pub(super) const FAMILY: Family = Family::Inet;
 const NLM_F_CREATE: u16 = 0x400;
 const NFTA_TABLE_NAME: u16 = 1;
 /// Elements a message; a list of them must stay below 64 KiB.
@@ -24,6 +24,7 @@ const ELEMENTS_A_MESSAGE: usize = 200;
 const SOURCES: &str = "sources";
 const MASQUERADE: &str = "masquerade";
 const NODES: [&str; 2] = ["nodes-ipv4", "nodes-ipv6"];
+const FAMILIES_OF_NODES: [(&str, bool); 2] = [(NODES[0], true), (NODES[1], false)];
 
 /// Before connection tracking: what is forged is nobody's connection.
 const RAW_PRIORITY: i32 = -300;
@@ -51,46 +52,85 @@ pub(super) struct Rules {
     pub(super) wireguard_port: u16,
 }
 
+impl Rules {
+    /// The elements of the set of nodes of a family, true for IPv4.
+    fn nodes_of(&self, ipv4: bool) -> Vec<SetElement> {
+        let nodes = self.nodes.iter().filter(|address| address.is_ipv4() == ipv4);
+        let element = |address: &IpAddr| match address {
+            IpAddr::V4(address) => SetElement::ipv4(*address),
+            IpAddr::V6(address) => SetElement::ipv6(*address),
+        };
+        nodes.map(element).collect()
+    }
+}
+
 pub(super) struct Firewall {
     name: String,
-    connection: Connection<Nftables>,
+    connection: OwnConnection,
     applied: Option<Rules>,
-    /// Somebody may have changed the table since.
-    doubted: bool,
+    standing: Standing,
 }
 
 impl Firewall {
     pub(super) fn open(name: &str) -> Result<Firewall, Error> {
         Ok(Firewall {
             name: name.to_owned(),
-            connection: Connection::<Nftables>::new().map_err(Error::netlink("open netlink"))?,
+            connection: OwnConnection::open().map_err(Error::netlink("open netlink"))?,
             applied: None,
-            doubted: false,
+            standing: Standing::default(),
         })
     }
 
-    pub(super) fn doubt(&mut self) {
-        self.doubted = true;
+    /// Compares what somebody else has `touched`, or at times, beside `watch`, the rules alone, with what was applied, and applies
+    /// that again if it is not there any more. Returns whether that was so.
+    pub(super) async fn restore(
+        &mut self,
+        touched: &Touched,
+        watch: Option<&mut Watch>,
+    ) -> Result<bool, Error> {
+        let Some(applied) = self.applied.take() else {
+            return Ok(false);
+        };
+        let stands = self.stands(&applied, touched, watch).await;
+        if stands.map_err(Error::netlink("list the pod network's rules"))? {
+            self.applied = Some(applied);
+            return Ok(false);
+        }
+        tracing::warn!(
+            table = self.name,
+            "somebody changed the pod network's rules; restoring them"
+        );
+        self.apply(&applied).await?;
+        Ok(true)
     }
 
-    async fn stands(&self) -> Result<bool, Error> {
-        match self.connection.list_chains_in(self.name.as_str(), FAMILY).await {
-            Ok(chains) => Ok(chains.len() == 2),
-            Err(error) if error.is_not_found() => Ok(false),
-            Err(error) => Err(Error::netlink("list the pod network's rules")(error)),
+    async fn stands(
+        &mut self,
+        applied: &Rules,
+        touched: &Touched,
+        watch: Option<&mut Watch>,
+    ) -> nlink::Result<bool> {
+        let table = [(FAMILY, self.name.as_str())];
+        let look = self.standing.look(&self.connection, &table, touched.rules, watch);
+        if look.await? == Look::Lost {
+            return Ok(false);
         }
+        for (name, ipv4) in FAMILIES_OF_NODES {
+            if !touched.all_sets && !touched.sets.contains(name) {
+                continue;
+            }
+            let expected: Elements = applied.nodes_of(ipv4).iter().map(element_of).collect();
+            if elements_of(&self.connection, FAMILY, &self.name, name).await? != expected {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Replaces the table in one step, if it is not what is wanted.
     pub(super) async fn apply(&mut self, wanted: &Rules) -> Result<(), Error> {
         if self.applied.as_ref() == Some(wanted) {
-            if !std::mem::take(&mut self.doubted) || self.stands().await? {
-                return Ok(());
-            }
-            tracing::warn!(
-                table = self.name,
-                "somebody changed the pod network's rules; restoring them"
-            );
+            return Ok(());
         }
         self.applied = None;
         let failed = |error| Error::netlink("load the pod network's rules (nftables with NAT)")(error);
@@ -105,22 +145,14 @@ impl Firewall {
             .raw(create)
             .del_table(table, FAMILY)
             .add_table(table, FAMILY);
-        for (name, ipv4) in [(NODES[0], true), (NODES[1], false)] {
+        for (name, ipv4) in FAMILIES_OF_NODES {
             let kind = if ipv4 {
                 SetKeyType::Ipv4Addr
             } else {
                 SetKeyType::Ipv6Addr
             };
             let set = Set::new(table, name).family(FAMILY).key_type(kind);
-            let elements: Vec<SetElement> = wanted
-                .nodes
-                .iter()
-                .filter(|address| address.is_ipv4() == ipv4)
-                .map(|address| match address {
-                    IpAddr::V4(address) => SetElement::ipv4(*address),
-                    IpAddr::V6(address) => SetElement::ipv6(*address),
-                })
-                .collect();
+            let elements = wanted.nodes_of(ipv4);
             transaction = transaction.add_set(set.clone());
             for elements in elements.chunks(ELEMENTS_A_MESSAGE) {
                 transaction = transaction.add_set_elements(&set, elements);
@@ -140,8 +172,8 @@ impl Firewall {
             transaction = transaction.add_rule(masqueraded);
         }
         transaction.commit(&self.connection).await.map_err(failed)?;
+        self.standing.rules_changed();
         self.applied = Some(wanted.clone());
-        self.doubted = false;
         Ok(())
     }
 

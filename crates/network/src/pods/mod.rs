@@ -21,6 +21,7 @@ use std::time::Duration;
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
 use kube::api::{Patch, PatchParams};
+use nlink::netlink::nftables::Family;
 use parking_lot::Mutex;
 use skiff_client::{Change, Client, InformerFactory};
 use skiff_cni::BridgeConf;
@@ -34,6 +35,8 @@ use links::Links;
 use peers::Peers;
 use plan::{Plan, plan};
 
+use crate::nft::{Touched, Watch};
+
 /// The UDP port of VXLAN packets between nodes, Linux's own.
 pub const VXLAN_PORT: u16 = 8472;
 
@@ -44,11 +47,11 @@ pub const WIREGUARD_ANNOTATION: &str = "skiff.io/wireguard";
 
 /// Changes that come together are applied together.
 const SETTLE: Duration = Duration::from_millis(2);
-/// How often the guards of the pods' interfaces are looked at.
-const GUARD_PERIOD: Duration = Duration::from_secs(10);
-/// How often the kernel is compared with what it should have.
+/// How often the kernel is compared with what it should have: devices and routes, and all rules, not only those that others are
+/// announced to have changed.
 const VERIFY_PERIOD: Duration = Duration::from_secs(30);
-/// Less than a period of the guards, which would start it anew.
+/// The tables: rules of the pod network, guards of the pods' interfaces, host ports of both families.
+const WATCHED: usize = 4;
 const MAX_RETRY: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
@@ -166,6 +169,18 @@ impl PodNetworkConfig {
         Ok(())
     }
 
+    /// Reports what others change of the tables.
+    fn watch(&self) -> Result<Watch, Error> {
+        let host_ports = skiff_cni::host_ports_table(&self.network);
+        let tables: [(Family, &str); WATCHED] = [
+            (firewall::FAMILY, &self.table),
+            (Family::Netdev, &self.bridge),
+            (Family::Ip, &host_ports),
+            (Family::Ip6, &host_ports),
+        ];
+        Watch::open(tables).map_err(Error::netlink("open netlink"))
+    }
+
     fn vxlan(&self) -> String {
         format!("{}-vxlan", self.bridge)
     }
@@ -203,10 +218,9 @@ pub async fn run(config: PodNetworkConfig, client: Client, shutdown: Cancellatio
             news.notify_one();
         }
     });
+    let mut watch = config.watch()?;
     let mut network = Network::open(config, client)?;
-    let mut guard = tokio::time::interval_at(Instant::now() + GUARD_PERIOD, GUARD_PERIOD);
     let mut verify = tokio::time::interval_at(Instant::now() + VERIFY_PERIOD, VERIFY_PERIOD);
-    guard.set_missed_tick_behavior(MissedTickBehavior::Delay);
     verify.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut synced = false;
     let mut retry = Duration::ZERO;
@@ -217,10 +231,18 @@ pub async fn run(config: PodNetworkConfig, client: Client, shutdown: Cancellatio
             () = nodes.synced(), if !synced => synced = true,
             () = changed.notified(), if synced => tokio::time::sleep(SETTLE).await,
             () = tokio::time::sleep(retry), if !retry.is_zero() => {}
-            _ = verify.tick(), if synced => network.verify(),
-            _ = guard.tick() => {
-                network.restore_guards().await;
-                continue;
+            _ = verify.tick() => {
+                network.verify();
+                let nothing = vec![Touched::default(); WATCHED];
+                if let Err(error) = network.restore(&nothing, Some(&mut watch)).await {
+                    tracing::warn!(%error, "cannot look at the pod network's rules");
+                }
+            }
+            () = watch.changed() => {
+                match network.restore(&watch.take(), None).await {
+                    Ok(()) => continue,
+                    Err(error) => tracing::warn!(%error, "cannot look at the pod network's rules"),
+                }
             }
         }
         if !synced {
@@ -289,26 +311,47 @@ impl Network {
     fn verify(&mut self) {
         self.bridge_stands = false;
         self.reach.clear();
-        self.firewall.doubt();
     }
 
-    /// Whoever reloads the host's firewall may flush the guards of the pods' interfaces and the host ports.
-    async fn restore_guards(&mut self) {
-        let Some(conf) = &self.bridge else { return };
-        match skiff_cni::restore_host_ports(conf).await {
-            Ok(false) => {}
-            Ok(true) => tracing::warn!("somebody removed the rules of host ports; restored them"),
-            Err(error) => tracing::warn!(%error, "cannot look at the rules of host ports"),
+    /// Restores what somebody else has changed of the rules: those that are `touched`, or, beside `watch`, any.
+    async fn restore(&mut self, touched: &[Touched], watch: Option<&mut Watch>) -> Result<(), Error> {
+        let all = watch.is_some();
+        let [firewall, guards, host_ports @ ..] = touched else {
+            return Ok(());
+        };
+        if all || !guards.is_empty() {
+            self.restore_guards().await;
         }
+        if all || host_ports.iter().any(|touched| !touched.is_empty()) {
+            self.restore_host_ports().await;
+        }
+        if all || !firewall.is_empty() {
+            self.firewall.restore(firewall, watch).await?;
+        }
+        Ok(())
+    }
+
+    /// Whoever reloads the host's firewall may flush the guards of the pods' interfaces, too.
+    async fn restore_guards(&self) {
+        let Some(conf) = &self.bridge else { return };
         match skiff_cni::restore_guards(conf).await {
             Ok(0) => {}
             Ok(restored) => {
                 tracing::warn!(
                     restored,
-                    "somebody removed the guards of pod interfaces; restored them"
+                    "somebody changed the guards of pod interfaces; restored them"
                 )
             }
             Err(error) => tracing::warn!(%error, "cannot look at the guards of the pod interfaces"),
+        }
+    }
+
+    async fn restore_host_ports(&self) {
+        let Some(conf) = &self.bridge else { return };
+        match skiff_cni::restore_host_ports(conf).await {
+            Ok(false) => {}
+            Ok(true) => tracing::warn!("somebody changed the rules of host ports; restored them"),
+            Err(error) => tracing::warn!(%error, "cannot look at the rules of host ports"),
         }
     }
 

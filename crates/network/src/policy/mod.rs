@@ -7,6 +7,7 @@
 //! before all policies, pods and namespaces have been seen.
 
 mod blocks;
+mod compare;
 mod compile;
 mod decisions;
 mod gate;
@@ -35,11 +36,13 @@ use table::Table;
 pub use tiers::{TIER_GROUP, TIER_RESOURCES, TierPolicy, list_tier_policies, run_status};
 
 use crate::dns_endpoints;
+use crate::nft::{Touched, Watch};
 
 /// Changes that come together are applied together.
 const SETTLE: Duration = Duration::from_millis(1);
-/// How often the kernel's table is looked at.
-const VERIFY_PERIOD: Duration = Duration::from_secs(10);
+/// How often the kernel's rules are compared if any nftables rules of the machine have changed, and not only what others are
+/// announced to have changed.
+const VERIFY_PERIOD: Duration = Duration::from_secs(60);
 const MAX_RETRY: Duration = Duration::from_secs(5);
 
 /// Pods that have ended have no address any more.
@@ -103,6 +106,7 @@ pub async fn run(config: PolicyConfig, client: Client, shutdown: CancellationTok
         () = shutdown.cancelled() => return Ok(()),
     }
     let mut table = Table::open(&config)?;
+    let mut watch = Table::watch(&config)?;
     let mut gate = None;
     let mut verify = tokio::time::interval_at(Instant::now() + VERIFY_PERIOD, VERIFY_PERIOD);
     verify.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -130,12 +134,22 @@ pub async fn run(config: PolicyConfig, client: Client, shutdown: CancellationTok
                 }
             }
             () = tokio::time::sleep(retry), if !retry.is_zero() => {}
-            _ = verify.tick() => {
-                if let Err(error) = table.verify().await {
-                    tracing::warn!(%error, "cannot look at the network policies' table");
+            // What is not as it should be is made anew by the next round, at once.
+            () = watch.changed() => {
+                for touched in watch.take() {
+                    compare(&shared, &mut table, &touched, None).await;
                 }
             }
+            _ = verify.tick() => compare(&shared, &mut table, &Touched::default(), Some(&mut watch)).await,
         }
+    }
+}
+
+/// Compares the kernel's table with what the compiler last gave it. If that cannot be done, the table is made anew.
+async fn compare(shared: &Shared, table: &mut Table, touched: &Touched, watch: Option<&mut Watch>) {
+    let wanted = || shared.compiler.lock().elements().collect();
+    if let Err(error) = table.is_as_wanted(touched, watch, wanted).await {
+        tracing::warn!(%error, "cannot look at the network policies' table; making it anew");
     }
 }
 

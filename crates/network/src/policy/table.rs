@@ -19,11 +19,11 @@ use nlink::netlink::nftables::{
     NFT_MSG_NEWTABLE, PayloadBase, Priority, RawMessage, Register, Rule, Set, SetElement, SetKeyType,
     Transaction, Verdict,
 };
-use nlink::netlink::{Connection, Nftables};
 
 use super::compile::{ACCEPTS, ALL_PORTS, DENIES, Delta, Element, OPEN, UNDECIDED};
 use super::ports::PortBox;
 use super::{Direction, Error, PolicyConfig};
+use crate::nft::{OwnConnection, Standing};
 
 pub(super) const FAMILY: Family = Family::Inet;
 const NLM_F_CREATE: u16 = 0x400;
@@ -44,26 +44,22 @@ const INGRESS_PRIORITY: i32 = 1;
 const FORWARD_EGRESS: &str = "forward-egress";
 const FORWARD_INGRESS: &str = "forward-ingress";
 const INPUT_EGRESS: &str = "input-egress";
-/// These, and one of each direction.
-const FIXED_CHAINS: usize = 5;
 
 const FAMILIES: [bool; 2] = [true, false];
 
 type NlResult<T> = Result<T, nlink::Error>;
 
 pub(super) struct Table {
-    name: String,
+    pub(super) name: String,
     bridge: String,
-    connection: Connection<Nftables>,
-    /// The kernel has all that was handed to `apply`.
-    stands: bool,
-    /// Chains of isolations, classes, port sets and decisions.
-    chains: usize,
+    pub(super) connection: OwnConnection,
+    /// What is known of the table if the kernel has all that was handed to `apply`.
+    pub(super) standing: Option<Standing>,
 }
 
 impl Table {
     pub(super) fn open(config: &PolicyConfig) -> Result<Table, Error> {
-        let connection = Connection::<Nftables>::new()?;
+        let connection = OwnConnection::open()?;
         if let Err(error) =
             rustix::net::sockopt::set_socket_send_buffer_size_force(connection.socket(), SEND_BUFFER)
         {
@@ -73,14 +69,13 @@ impl Table {
             name: config.table.clone(),
             bridge: config.bridge.clone(),
             connection,
-            stands: false,
-            chains: 0,
+            standing: None,
         })
     }
 
-    /// Whether the next `apply` makes the table anew.
+    /// Whether the kernel has all that was handed to `apply`; else the next one makes the table anew.
     pub(super) fn stands(&self) -> bool {
-        self.stands
+        self.standing.is_some()
     }
 
     /// Brings a change into the kernel; if the table does not stand, `all` of it instead.
@@ -89,57 +84,35 @@ impl Table {
         delta: &Delta,
         all: impl Iterator<Item = (Element, u32)>,
     ) -> Result<(), Error> {
-        let transaction = self.connection.transaction();
-        let (transaction, chains) = if self.stands {
-            if delta.is_empty() {
-                return Ok(());
-            }
-            let t = self.change(transaction, &delta.removed, &delta.added)?;
-            let removed = delta.removed.iter().filter(|element| is_chain(element)).count();
-            let added = delta
-                .added
-                .iter()
-                .filter(|(element, _)| is_chain(element))
-                .count();
-            (t, self.chains + added - removed)
-        } else {
-            // Deleting needs a table that exists, and creating first makes sure of it.
-            let create = RawMessage::new(NFT_MSG_NEWTABLE, FAMILY)
-                .flags(NLM_F_CREATE)
-                .attrs(crate::proxy::string_attribute(NFTA_TABLE_NAME, &self.name));
-            let fresh = transaction
-                .raw(create)
-                .del_table(&self.name, FAMILY)
-                .add_table(&self.name, FAMILY);
-            let all: Vec<(Element, u32)> = all.collect();
-            let t = self.change(self.frame(fresh)?, &[], &all)?;
-            (t, all.iter().filter(|(element, _)| is_chain(element)).count())
-        };
-        // After an error the next attempt starts from scratch.
-        self.stands = false;
-        transaction.commit(&self.connection).await?;
-        self.stands = true;
-        self.chains = chains;
-        Ok(())
-    }
-
-    /// Looks whether somebody else has emptied or removed the table; the next `apply` then restores it.
-    pub(super) async fn verify(&mut self) -> Result<(), Error> {
-        if !self.stands {
+        if self.stands() && delta.is_empty() {
             return Ok(());
         }
-        let chains = match self.connection.list_chains_in(self.name.as_str(), FAMILY).await {
-            Ok(chains) => chains.len(),
-            Err(error) if error.is_not_found() => 0,
-            Err(error) => return Err(error.into()),
+        let transaction = self.connection.transaction();
+        // Taken out: after an error the next attempt starts from scratch.
+        let (transaction, standing) = match self.standing.take() {
+            Some(mut standing) => {
+                let added = delta.added.iter().map(|(element, _)| element);
+                if delta.removed.iter().chain(added).any(is_chain) {
+                    standing.rules_changed();
+                }
+                let t = self.change(transaction, &delta.removed, &delta.added)?;
+                (t, standing)
+            }
+            None => {
+                // Deleting needs a table that exists, and creating first makes sure of it.
+                let create = RawMessage::new(NFT_MSG_NEWTABLE, FAMILY)
+                    .flags(NLM_F_CREATE)
+                    .attrs(crate::proxy::string_attribute(NFTA_TABLE_NAME, &self.name));
+                let fresh = transaction
+                    .raw(create)
+                    .del_table(&self.name, FAMILY)
+                    .add_table(&self.name, FAMILY);
+                let all: Vec<(Element, u32)> = all.collect();
+                (self.change(self.frame(fresh)?, &[], &all)?, Standing::default())
+            }
         };
-        if chains != FIXED_CHAINS + self.chains {
-            tracing::warn!(
-                table = self.name,
-                "somebody changed the network policies' table; restoring it"
-            );
-            self.stands = false;
-        }
+        transaction.commit(&self.connection).await?;
+        self.standing = Some(standing);
         Ok(())
     }
 
@@ -450,7 +423,7 @@ fn address_type(ipv4: bool) -> SetKeyType {
 }
 
 /// The element and its set; chains are none.
-fn nft_element(element: Element, value: u32) -> NlResult<Option<(SetKind, SetElement)>> {
+pub(super) fn nft_element(element: Element, value: u32) -> NlResult<Option<(SetKind, SetElement)>> {
     Ok(Some(match element {
         Element::Ports(_) | Element::Decisions(_) | Element::Isolation(..) | Element::Class(..) => {
             return Ok(None);
@@ -651,6 +624,7 @@ fn verdict_of(rule: Rule, map: SetKind) -> Rule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nft::Touched;
 
     /// The kernel takes the table, and changes in which ranges take the place of others that they overlap.
     #[test]
@@ -825,9 +799,16 @@ mod tests {
                 let listed = listed.await.unwrap();
                 assert_eq!(listed.len(), expected, "{kind:?}: {listed:?}");
             }
-            table.verify().await.unwrap();
-            assert!(table.stands());
-            table.stands = false;
+            let wanted: Vec<_> = there.iter().map(|(element, value)| (*element, *value)).collect();
+            let all = Touched {
+                all_sets: true,
+                ..Touched::default()
+            };
+            assert!(table.is_as_wanted(&all, None, || wanted.clone()).await.unwrap());
+            let mut less = wanted.clone();
+            less.retain(|(element, _)| *element != Element::Own(v4));
+            assert!(!table.is_as_wanted(&all, None, || less).await.unwrap());
+            assert!(!table.stands());
             table
                 .apply(&Delta::default(), there.clone().into_iter())
                 .await
@@ -838,7 +819,8 @@ mod tests {
             .del_table(config.table.as_str(), FAMILY)
             .await
             .unwrap();
-        table.verify().await.unwrap();
+        let nothing = Touched::default();
+        assert!(!table.is_as_wanted(&nothing, None, Vec::new).await.unwrap());
         assert!(!table.stands());
         table.remove().await.unwrap();
     }

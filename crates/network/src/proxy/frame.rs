@@ -116,7 +116,7 @@ impl Frame<'_> {
         }
     }
 
-    fn sets(&self) -> Vec<SetKind> {
+    pub fn sets(&self) -> Vec<SetKind> {
         let mut sets = vec![
             SetKind::ClusterIps,
             SetKind::PoolIps,
@@ -137,20 +137,37 @@ impl Frame<'_> {
         sets
     }
 
+    /// The elements that are there whatever services exist.
+    pub fn fixed_elements(&self) -> NlResult<Vec<(SetKind, Vec<SetElement>)>> {
+        let ends = |reject: Verdict, drop: Verdict| {
+            vec![
+                SetElement::mark(REJECT_CODE).verdict(reject),
+                SetElement::mark(DROP_CODE).verdict(drop),
+            ]
+        };
+        let mut fixed = vec![
+            (SetKind::HostPorts, self.host_ports()),
+            (SetKind::Checks, ends(self.verdict(REJECT)?, Verdict::Drop)),
+        ];
+        if !self.config.node_port_addresses.is_empty() {
+            let of_family = self.config.node_port_addresses.iter();
+            let ranges = of_family
+                .filter(|network| network.is_ipv4() == self.ipv4)
+                .map(|network| SetElement::range(octets(network.address()), octets(network.last())))
+                .collect();
+            fixed.push((SetKind::NodePortAddresses, ranges));
+        }
+        for origin in ORIGINS {
+            fixed.push((SetKind::Entries(origin), ends(Verdict::Return, Verdict::Return)));
+        }
+        Ok(fixed)
+    }
+
     /// What is there whatever services exist.
     /// Returns the number of rules, too.
     pub fn add_to(&self, mut t: Transaction) -> NlResult<(Transaction, usize)> {
         for kind in self.sets() {
             t = t.add_set(self.set(kind));
-        }
-        t = t.add_set_elements(&self.set(SetKind::HostPorts), &self.host_ports());
-        if !self.config.node_port_addresses.is_empty() {
-            let of_family = self.config.node_port_addresses.iter();
-            let ranges: Vec<SetElement> = of_family
-                .filter(|network| network.is_ipv4() == self.ipv4)
-                .map(|network| SetElement::range(octets(network.address()), octets(network.last())))
-                .collect();
-            t = t.add_set_elements(&self.set(SetKind::NodePortAddresses), &ranges);
         }
         let chains = self.chains()?;
         for (name, base, _) in &chains {
@@ -160,18 +177,9 @@ impl Frame<'_> {
                 None => chain,
             });
         }
-        let ends = |reject: Verdict, drop: Verdict| {
-            [
-                SetElement::mark(REJECT_CODE).verdict(reject),
-                SetElement::mark(DROP_CODE).verdict(drop),
-            ]
-        };
-        for origin in ORIGINS {
-            let entries = ends(Verdict::Return, Verdict::Return);
-            t = t.add_set_elements(&self.set(SetKind::Entries(origin)), &entries);
+        for (kind, elements) in self.fixed_elements()? {
+            t = t.add_set_elements(&self.set(kind), &elements);
         }
-        let checks = ends(self.verdict(REJECT)?, Verdict::Drop);
-        t = t.add_set_elements(&self.set(SetKind::Checks), &checks);
         let mut count = 0;
         for rule in chains.into_iter().flat_map(|(_, _, rules)| rules) {
             t = t.add_rule(rule);
@@ -440,9 +448,14 @@ impl Frame<'_> {
         for rule in rules {
             t = t.add_rule(rule);
         }
-        let to = SetElement::mark(code).verdict(self.verdict(&name)?);
-        let map = self.set(SetKind::Entries(way.origin));
-        Ok((t.add_set_elements(&map, &[to]), count))
+        let (map, entry) = self.entry(way, code)?;
+        Ok((t.add_set_elements(&self.set(map), &[entry]), count))
+    }
+
+    /// The element that leads to the chain of a way.
+    pub fn entry(&self, way: &Way, code: u32) -> NlResult<(SetKind, SetElement)> {
+        let entry = SetElement::mark(code).verdict(self.verdict(&way.name())?);
+        Ok((SetKind::Entries(way.origin), entry))
     }
 
     fn way_rules(&self, way: &Way, name: &str) -> Vec<Rule> {

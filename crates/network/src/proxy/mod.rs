@@ -2,6 +2,7 @@
 //! say. `index` keeps what the API has and plans each service by itself, `table` brings the elements that have
 //! changed into the kernel, and the loop here brings the two together.
 
+mod compare;
 mod conntrack;
 mod elements;
 mod endpoints;
@@ -40,10 +41,10 @@ use skiff_meta::net::Cidr;
 pub use table::Table;
 pub(crate) use table::string_attribute;
 
-/// How often somebody is looked for who changed the rules. That is one question to the kernel.
-const LOOK_PERIOD: Duration = Duration::from_millis(300);
+use crate::nft::Watch;
 
-/// How often all elements are compared, if somebody has changed any nftables rules at all.
+/// How often everything is compared if any nftables rules of the machine have changed, and not only what others are
+/// announced to have changed.
 const CHECK_PERIOD: Duration = Duration::from_secs(60);
 
 /// The first change is brought into the kernel at once; the next ones wait for this many times as long as that took, so
@@ -256,8 +257,7 @@ impl Proxy {
     }
 
     async fn run(mut self, stale: &Stale) -> Result<(), Error> {
-        let mut look = tokio::time::interval_at(Instant::now() + LOOK_PERIOD, LOOK_PERIOD);
-        look.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut watch = Watch::open(self.table.names())?;
         let mut check = tokio::time::interval_at(Instant::now() + CHECK_PERIOD, CHECK_PERIOD);
         check.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut retry = Duration::ZERO;
@@ -285,13 +285,19 @@ impl Proxy {
                 let lost = tokio::select! {
                     () = self.told.inbox.changed.notified() => break,
                     () = tokio::time::sleep(retry), if !retry.is_zero() => break,
-                    _ = look.tick() => self.table.look().await,
-                    _ = check.tick() => self.table.check(self.index.wanted()).await,
+                    () = watch.changed() => self.table.compare(&watch.take(), self.index.wanted()).await,
+                    _ = check.tick() => {
+                        self.table.check_beside(self.index.wanted(), Some(&mut watch)).await
+                    }
                 };
                 match lost {
                     Ok(false) => {}
                     Ok(true) => break,
-                    Err(error) => tracing::warn!(%error, "cannot look at the service proxy's tables"),
+                    Err(error) => {
+                        tracing::warn!(%error, "cannot look at the service proxy's tables; loading them again");
+                        self.table.doubt();
+                        break;
+                    }
                 }
             }
         }

@@ -71,6 +71,11 @@ fn slot_name(slot: Slot) -> &'static str {
 }
 
 impl SetKind {
+    /// The kernel adds and removes elements itself.
+    pub fn is_dynamic(self) -> bool {
+        matches!(self, SetKind::Affinity(..))
+    }
+
     pub fn name(self) -> String {
         match self {
             SetKind::ClusterIps => "cluster-ips".to_owned(),
@@ -217,26 +222,3 @@ pub fn nft_element(
     };
     (kind, nft)
 }
-
-/// The sets whose elements the full check compares.
-pub const COMPARED: [SetKind; 10] = [
-    SetKind::ClusterIps,
-    SetKind::PoolIps,
-    SetKind::Own,
-    SetKind::Sources,
-    SetKind::Fronts(Origin::Services),
-    SetKind::Fronts(Origin::NodePorts),
-    SetKind::Endpoints(Origin::Services, Slot::First),
-    SetKind::Endpoints(Origin::Services, Slot::Second),
-    SetKind::Endpoints(Origin::NodePorts, Slot::First),
-    SetKind::Endpoints(Origin::NodePorts, Slot::Second),
-];
-
-/// The maps whose elements it counts.
-pub const COUNTED: [SetKind; 2] = [
-    SetKind::Entries(Origin::Services),
-    SetKind::Entries(Origin::NodePorts),
-];
-
-/// The elements that `COUNTED` have without a way.
-pub const FIXED_ENTRIES: usize = 2;

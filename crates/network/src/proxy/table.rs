@@ -3,16 +3,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use nlink::netlink::nftables::{
-    Family, NFT_MSG_NEWTABLE, RawMessage, SetElement, SetElementData, Transaction,
-};
-use nlink::netlink::{Connection, Nftables};
+use nlink::netlink::nftables::{Family, NFT_MSG_NEWTABLE, RawMessage, SetElement, Transaction};
 
 use super::elements::{Element, Value};
 use super::frame::Frame;
 use super::index::Delta;
-use super::sets::{COMPARED, COUNTED, FIXED_ENTRIES, SetKind, Way, nft_element};
+use super::sets::{SetKind, Way, nft_element};
 use super::{Error, ProxyConfig};
+use crate::nft::{OwnConnection, Standing};
 
 /// A transaction is one datagram, and the kernel takes none that is larger than the send buffer. This
 /// is a limit and costs nothing until it is used.
@@ -30,34 +28,28 @@ const NFTA_TABLE_NAME: u16 = 1;
 
 type NlResult<T> = Result<T, nlink::Error>;
 
-/// A rule as the kernel shows it: its chain, its number and what it says.
-type SeenRule = (String, u64, Vec<u8>);
-
 pub struct Table {
-    config: ProxyConfig,
-    families: Vec<bool>,
-    connection: Connection<Nftables>,
+    pub(super) config: ProxyConfig,
+    pub(super) families: Vec<bool>,
+    pub(super) connection: OwnConnection,
     /// What the kernel has; `None` when that is not known, at the start and after an error.
-    stands: Option<Standing>,
+    pub(super) stands: Option<Loaded>,
 }
 
 /// What is remembered of tables that stand.
-struct Standing {
+pub(super) struct Loaded {
     /// The chains that steer, and their numbers.
-    ways: HashMap<Way, u32>,
+    pub(super) ways: HashMap<Way, u32>,
     ways_at_load: usize,
-    /// The kernel's generation after the last look at it.
-    generation: Option<u32>,
-    /// The rules as the kernel showed them; `None` if chains were added since.
-    rules: Option<Vec<SeenRule>>,
-    rule_count: usize,
-    /// Somebody else has changed something since the last full check.
-    foreign: bool,
+    pub(super) standing: Standing,
+    pub(super) rule_count: usize,
+    /// Some nftables rules of the machine have changed since all elements were compared.
+    pub(super) unsure: bool,
 }
 
-impl Standing {
+impl Loaded {
     /// The number of a way; each has one before an element leads there.
-    fn code(&self, way: &Way) -> u32 {
+    pub(super) fn code(&self, way: &Way) -> u32 {
         self.ways.get(way).copied().unwrap_or(0)
     }
 }
@@ -65,7 +57,7 @@ impl Standing {
 impl Table {
     /// `families`: true for IPv4.
     pub fn open(config: &ProxyConfig, families: &[bool]) -> Result<Table, Error> {
-        let connection = Connection::<Nftables>::new()?;
+        let connection = OwnConnection::open()?;
         if let Err(error) =
             rustix::net::sockopt::set_socket_send_buffer_size_force(connection.socket(), SEND_BUFFER)
         {
@@ -84,7 +76,7 @@ impl Table {
         self.stands.is_some()
     }
 
-    fn frame(&self, ipv4: bool) -> Frame<'_> {
+    pub(super) fn frame(&self, ipv4: bool) -> Frame<'_> {
         Frame {
             config: &self.config,
             ipv4,
@@ -98,43 +90,40 @@ impl Table {
         }
         let transaction = self.connection.transaction();
         // Taken out: after an error the next attempt starts from scratch.
-        let (transaction, mut standing) = match self.stands.take() {
-            Some(mut standing) => {
+        let (transaction, loaded) = match self.stands.take() {
+            Some(mut loaded) => {
                 let t = self.change(
                     transaction,
-                    &mut standing,
+                    &mut loaded,
                     &delta.removed,
                     delta.added.iter().copied(),
                 )?;
-                (t, standing)
+                (t, loaded)
             }
             None => {
-                let mut standing = Standing {
+                let mut loaded = Loaded {
                     ways: HashMap::new(),
                     ways_at_load: 0,
-                    generation: None,
-                    rules: None,
+                    standing: Standing::default(),
                     rule_count: 0,
-                    foreign: false,
+                    unsure: false,
                 };
-                let fresh = self.create(transaction, &mut standing)?;
+                let fresh = self.create(transaction, &mut loaded)?;
                 let all = wanted.iter().map(|(element, value)| (*element, *value));
-                let t = self.change(fresh, &mut standing, &[], all)?;
-                standing.ways_at_load = standing.ways.len();
-                (t, standing)
+                let t = self.change(fresh, &mut loaded, &[], all)?;
+                loaded.ways_at_load = loaded.ways.len();
+                (t, loaded)
             }
         };
         transaction.commit(&self.connection).await?;
-        // Each transaction is one step: a greater one was somebody else's, too.
-        standing.generation = standing.generation.map(|generation| generation.wrapping_add(1));
-        if standing.ways.len() <= 2 * standing.ways_at_load + SPARE_WAYS {
-            self.stands = Some(standing);
+        if loaded.ways.len() <= 2 * loaded.ways_at_load + SPARE_WAYS {
+            self.stands = Some(loaded);
         }
         Ok(())
     }
 
     /// Empty tables in the place of those that may be there.
-    fn create(&self, mut t: Transaction, standing: &mut Standing) -> NlResult<Transaction> {
+    fn create(&self, mut t: Transaction, loaded: &mut Loaded) -> NlResult<Transaction> {
         let name = self.config.table.as_str();
         for ipv4 in [true, false] {
             let frame = self.frame(ipv4);
@@ -145,7 +134,7 @@ impl Table {
             t = t.raw(create).del_table(name, frame.family());
             if self.families.contains(&ipv4) {
                 let (filled, rules) = frame.add_to(t.add_table(name, frame.family()))?;
-                standing.rule_count += rules;
+                loaded.rule_count += rules;
                 t = filled;
             }
         }
@@ -156,7 +145,7 @@ impl Table {
     fn change(
         &self,
         mut t: Transaction,
-        standing: &mut Standing,
+        loaded: &mut Loaded,
         removed: &[Element],
         added: impl Iterator<Item = (Element, Value)>,
     ) -> NlResult<Transaction> {
@@ -167,16 +156,16 @@ impl Table {
         }
         for (element, value) in added {
             if let Some(way) = Way::of(element, value)
-                && !standing.ways.contains_key(&way)
+                && !loaded.ways.contains_key(&way)
             {
-                let code = Way::code(standing.ways.len());
+                let code = Way::code(loaded.ways.len());
                 let (added, rules) = self.frame(way.ipv4).add_way(t, &way, code)?;
                 t = added;
-                standing.ways.insert(way, code);
-                standing.rule_count += rules;
-                standing.rules = None;
+                loaded.ways.insert(way, code);
+                loaded.rule_count += rules;
+                loaded.standing.rules_changed();
             }
-            let (kind, nft) = nft_element(element, Some(value), |way| standing.code(way));
+            let (kind, nft) = nft_element(element, Some(value), |way| loaded.code(way));
             by_set.entry((element.is_ipv4(), kind)).or_default().1.push(nft);
         }
         for ((ipv4, kind), (removed, added)) in &by_set {
@@ -191,122 +180,10 @@ impl Table {
         Ok(t)
     }
 
-    /// Whether somebody has changed rules since the last look; the next `apply` then loads everything. It costs one
-    /// question as long as nobody changes any nftables rules.
-    pub async fn look(&mut self) -> Result<bool, Error> {
-        let Some(standing) = &self.stands else {
-            return Ok(true);
-        };
-        let generation = self.connection.generation().await?;
-        if standing.generation == Some(generation) && standing.rules.is_some() {
-            return Ok(false);
-        }
-        let rules = self.rules().await?;
-        let Some(standing) = &mut self.stands else {
-            return Ok(true);
-        };
-        let changed = standing.rules.as_ref().is_some_and(|before| *before != rules);
-        if changed || rules.len() != standing.rule_count {
-            self.lost("rules are missing or changed");
-            return Ok(true);
-        }
-        // Elements are compared by the full check: they are many.
-        standing.foreign = true;
-        standing.generation = Some(generation);
-        standing.rules = Some(rules);
-        Ok(false)
-    }
-
-    /// Compares the kernel's rules and elements with what is `wanted`; if they differ, the next `apply` loads everything.
-    /// Returns whether they do.
-    pub async fn check(&mut self, wanted: &HashMap<Element, Value>) -> Result<bool, Error> {
-        if self.look().await? {
-            return Ok(true);
-        }
-        let Some(standing) = self.stands.as_ref().filter(|standing| standing.foreign) else {
-            return Ok(false);
-        };
-        let mut expected: HashMap<(bool, SetKind), SeenElements> = HashMap::new();
-        for (element, value) in wanted {
-            let (kind, nft) = nft_element(*element, Some(*value), |way| standing.code(way));
-            let set = expected.entry((element.is_ipv4(), kind)).or_default();
-            set.insert(seen(&nft), data_of(&nft));
-        }
-        let mut ways: HashMap<(bool, SetKind), usize> = HashMap::new();
-        for way in standing.ways.keys() {
-            *ways.entry((way.ipv4, SetKind::Entries(way.origin))).or_default() += 1;
-        }
-        for ipv4 in self.families.clone() {
-            for kind in COMPARED {
-                let listed = self.listed(ipv4, kind).await?;
-                let listed: SeenElements = listed.iter().map(|nft| (seen(nft), data_of(nft))).collect();
-                if listed != expected.remove(&(ipv4, kind)).unwrap_or_default() {
-                    self.lost(&format!(
-                        "elements of {} are not what they should be",
-                        kind.name()
-                    ));
-                    return Ok(true);
-                }
-            }
-            for kind in COUNTED {
-                let count = ways.get(&(ipv4, kind)).copied().unwrap_or(0) + FIXED_ENTRIES;
-                if self.listed(ipv4, kind).await?.len() != count {
-                    self.lost(&format!(
-                        "elements of {} are not what they should be",
-                        kind.name()
-                    ));
-                    return Ok(true);
-                }
-            }
-        }
-        if let Some(standing) = &mut self.stands {
-            standing.foreign = false;
-        }
-        Ok(false)
-    }
-
-    async fn listed(&self, ipv4: bool, kind: SetKind) -> Result<Vec<SetElement>, Error> {
-        let (name, family) = (kind.name(), self.frame(ipv4).family());
-        let listed = self
-            .connection
-            .list_set_elements(&self.config.table, &name, family);
-        match listed.await {
-            Err(error) if error.is_not_found() => Ok(Vec::new()),
-            listed => Ok(listed?),
-        }
-    }
-
-    fn lost(&mut self, why: &str) {
-        tracing::warn!(
-            table = self.config.table,
-            why,
-            "somebody changed the service proxy's rules; restoring them"
-        );
-        self.stands = None;
-    }
-
-    /// All rules as the kernel has them.
-    async fn rules(&self) -> Result<Vec<SeenRule>, Error> {
-        let mut rules = Vec::new();
-        for ipv4 in &self.families {
-            let family = self.frame(*ipv4).family();
-            match self.connection.list_rules(&self.config.table, family).await {
-                Ok(listed) => rules.extend(
-                    listed
-                        .into_iter()
-                        .map(|rule| (rule.chain, rule.handle, rule.expression_bytes)),
-                ),
-                Err(error) if error.is_not_found() => return Ok(Vec::new()),
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Ok(rules)
-    }
-
     /// How many rules the kernel has of this proxy.
     pub fn rule_count(&self) -> usize {
-        let standing = self.stands.as_ref();
-        standing.map_or(0, |standing| standing.rule_count)
+        let loaded = self.stands.as_ref();
+        loaded.map_or(0, |loaded| loaded.rule_count)
     }
 
     pub async fn remove(self) -> Result<(), Error> {
@@ -316,24 +193,6 @@ impl Table {
                 .await?;
         }
         Ok(())
-    }
-}
-
-/// The key of an element, and its end if it is a range.
-type Seen = (Vec<u8>, Option<Vec<u8>>);
-
-/// Elements and what they lead to.
-type SeenElements = HashMap<Seen, Option<Vec<u8>>>;
-
-fn seen(element: &SetElement) -> Seen {
-    let end = element.key_end().filter(|end| *end != element.key());
-    (element.key().to_vec(), end.map(<[u8]>::to_vec))
-}
-
-fn data_of(element: &SetElement) -> Option<Vec<u8>> {
-    match element.data() {
-        Some(SetElementData::Value(value)) => Some(value.clone()),
-        _ => None,
     }
 }
 

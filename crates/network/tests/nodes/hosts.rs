@@ -17,6 +17,8 @@ use skiff_cni::{Attachment, Network, PodArgs};
 use skiff_network::pods::{self, Mode, PodNetworkConfig};
 use tokio_util::sync::CancellationToken;
 
+/// How long rules that somebody else has changed may be gone: that they are restored within a second is for quiet machines.
+const RESTORE_PATIENCE: Duration = Duration::from_secs(5);
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 /// Kinds of policies of administrators: name, plural and version.
 pub(crate) const TIER_KINDS: [(&str, &str, &str); 3] = [
@@ -55,6 +57,16 @@ pub(crate) fn eventually<T>(what: &str, mut found: impl FnMut() -> Option<T>) ->
         assert!(Instant::now() < deadline, "{what}: not within {PATIENCE:?}");
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// The words that one of both has more often.
+fn difference(a: &[String], b: &[String]) -> Vec<(String, usize, usize)> {
+    let count = |words: &[String], word: &String| words.iter().filter(|one| *one == word).count();
+    let all: std::collections::BTreeSet<&String> = a.iter().chain(b).collect();
+    let counts = all
+        .into_iter()
+        .map(|word| (word.clone(), count(a, word), count(b, word)));
+    counts.filter(|(_, before, after)| before != after).collect()
 }
 
 type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -112,6 +124,44 @@ impl Host {
 
     pub(crate) fn ip(&self, args: &str) -> String {
         self.command("ip", args)
+    }
+
+    /// All rules of the machine and the elements of their sets, in no particular order.
+    pub(crate) fn rules(&self) -> Vec<String> {
+        let listed = self.command("nft", "-s list ruleset");
+        let mut words: Vec<String> = listed
+            .split(|c: char| c.is_whitespace() || c == ',')
+            .map(str::to_owned)
+            .collect();
+        words.sort();
+        words
+    }
+
+    /// Somebody else changes rules, by a command of nft: waits until those who run here have restored them.
+    pub(crate) fn restores(&self, change: &str) {
+        let before = self.rules();
+        let start = Instant::now();
+        self.command("nft", change);
+        while self.rules() != before {
+            assert!(
+                start.elapsed() < RESTORE_PATIENCE,
+                "nft {change}: not restored within {RESTORE_PATIENCE:?}: {:?}\n{}",
+                difference(&before, &self.rules()),
+                self.command("nft", "-s list ruleset")
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        println!("restored {:?} after: nft {change}", start.elapsed());
+    }
+
+    /// The command that deletes the last rule of a chain.
+    pub(crate) fn deletion_of_last_rule(&self, chain: &str) -> String {
+        let listed = self.command("nft", &format!("-a list chain {chain}"));
+        let mut rules = listed
+            .lines()
+            .filter(|line| !line.contains('{') && line.contains("# handle "));
+        let (_, handle) = rules.next_back().unwrap().rsplit_once(' ').unwrap();
+        format!("delete rule {chain} handle {handle}")
     }
 
     /// A cable from this machine's `device` to `port` of another one.
@@ -234,7 +284,9 @@ impl Machine {
             netns: Some(netns),
             ifname: "eth0".into(),
             pod,
-            runtime_config: Default::default(),
+            runtime_config: serde_json::from_value(json!({"portMappings": [
+                {"hostPort": 40000 + number, "containerPort": 8080, "protocol": "tcp"}]}))
+            .unwrap(),
         }
     }
 

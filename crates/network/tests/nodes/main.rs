@@ -141,28 +141,37 @@ fn main() {
     println!("nodes: packets of the whole MTU pass");
 
     let vni = vni_of(&c.host);
-    let forgery = Forgery {
-        a: &a,
-        b: &b,
-        c: &c,
-        router: &router,
-        one: &one,
-        two: &two,
-        far: &far_pod,
-        received: &received,
-        vni,
-    };
-    assert_eq!(forgery.arrived(), Vec::<&str>::new());
+    macro_rules! forgery {
+        () => {
+            Forgery {
+                a: &a,
+                b: &b,
+                c: &c,
+                router: &router,
+                one: &one,
+                two: &two,
+                far: &far_pod,
+                received: &received,
+                vni,
+            }
+        };
+    }
+    assert_eq!(forgery!().arrived(), Vec::<&str>::new());
+    others_hands(&a.host);
     // It is the rules that keep them out: without them, this test sees the packets.
-    for machine in [&a, &b, &c] {
+    for machine in [&mut a, &mut b, &mut c] {
+        machine.kill();
         machine.host.command("nft", "delete table inet skiff-test-pods");
     }
-    assert_eq!(forgery.arrived(), FORGED.to_vec());
+    assert_eq!(forgery!().arrived(), FORGED.to_vec());
     println!("nodes: forged packets are dropped");
+    a.start();
+    eventually("the rules of a", || {
+        let tables = a.host.command("nft", "list tables");
+        tables.contains("skiff-test-pods").then_some(())
+    });
 
     survives_a_kill(&api, &mut a, &mut c, &one, &far_pod);
-    b.kill();
-    c.kill();
     // A killed component leaves its network to the pods: c's was never restarted after the table was deleted.
     c.start();
     eventually("the rules of c", || {
@@ -171,18 +180,7 @@ fn main() {
             .contains("skiff-test-pods")
             .then_some(())
     });
-    let forgery = Forgery {
-        a: &a,
-        b: &b,
-        c: &c,
-        router: &router,
-        one: &one,
-        two: &two,
-        far: &far_pod,
-        received: &received,
-        vni,
-    };
-    let arrived = forgery.arrived();
+    let arrived = forgery!().arrived();
     assert!(arrived.is_empty(), "after a restart: {arrived:?}");
 
     // A node that leaves takes its routes, neighbours and forwarding entries with it.
@@ -237,6 +235,44 @@ fn reach(from: &Pod, to: IpAddr) -> IpAddr {
     eventually(&format!("{} to {to}", from.addresses[0]), || {
         ask(&from.host.path, to, PORT).ok()
     })
+}
+
+/// Whatever somebody else does to the rules, they are as they were soon.
+fn others_hands(host: &Host) {
+    let pods = "inet skiff-test-pods";
+    let tables = host.command("nft", "list tables");
+    for table in [pods, "netdev skiff0", "ip skiff-test-hostports"] {
+        assert!(tables.contains(&format!("table {table}")), "{tables}");
+    }
+    let listed = host.command("nft", "list table netdev skiff0");
+    let (_, guard) = listed.split_once("chain ").unwrap();
+    let guard = format!("netdev skiff0 {}", guard.split_whitespace().next().unwrap());
+    for change in [
+        "flush ruleset".to_owned(),
+        format!("delete table {pods}"),
+        format!("flush chain {pods} sources"),
+        format!("delete element {pods} nodes-ipv4 {{ 192.0.2.2 }}"),
+        format!("add element {pods} nodes-ipv6 {{ 2001:db8::666 }}"),
+        format!("insert rule {pods} sources accept"),
+        format!("delete chain {guard}"),
+        format!("insert rule {guard} accept"),
+        "flush table netdev skiff0".to_owned(),
+        "flush chain ip skiff-test-hostports ports".to_owned(),
+        "delete table ip skiff-test-hostports".to_owned(),
+    ] {
+        host.restores(&change);
+    }
+    for chain in [
+        &format!("{pods} sources"),
+        &guard,
+        "ip skiff-test-hostports postrouting",
+    ] {
+        host.restores(&host.deletion_of_last_rule(chain));
+    }
+    // All at once, again and again: each time they come back.
+    for _ in 0..3 {
+        host.restores("flush ruleset");
+    }
 }
 
 /// Outside of the cluster, a pod is seen under its node's address.
