@@ -17,6 +17,61 @@ enum Fate {
 
 use Fate::{Acts, Refused};
 
+/// Where what `iscsi` volumes say is checked, and where what disks say is read.
+const NAMES: &str = "node/src/volumes/disks/iscsi/names.rs";
+const TYPES: &str = "node/src/volumes/disks/types.rs";
+
+/// The types of volumes. What has no type in `volumes/volume_type.rs` is refused by its name.
+fn volume() -> Vec<(&'static str, Fate)> {
+    let acts = [
+        ("name", "node/src/volumes/mod.rs", "volume.name"),
+        ("hostPath", "node/src/volumes/host_path.rs", "volume.host_path"),
+        ("emptyDir", "node/src/volumes/empty_dir.rs", "volume.empty_dir"),
+        ("secret", "node/src/volumes/secret.rs", "volume.secret"),
+        ("nfs", "node/src/volumes/nfs.rs", "volume.nfs"),
+        ("iscsi", TYPES, "volume.iscsi"),
+        (
+            "persistentVolumeClaim",
+            "node/src/volumes/claims.rs",
+            "volume.persistent_volume_claim",
+        ),
+        (
+            "downwardAPI",
+            "node/src/volumes/downward_api.rs",
+            "volume.downward_api",
+        ),
+        ("fc", TYPES, "volume.fc"),
+        ("configMap", "node/src/volumes/config_map.rs", "volume.config_map"),
+        ("projected", "node/src/volumes/projected.rs", "volume.projected"),
+        ("csi", "node/src/volumes/csi/mount.rs", "volume.csi"),
+        ("ephemeral", "node/src/volumes/claims.rs", "volume.ephemeral"),
+        ("image", "node/src/volumes/image.rs", "volume.image"),
+    ];
+    let refused = [
+        "gcePersistentDisk",
+        "awsElasticBlockStore",
+        "gitRepo",
+        "glusterfs",
+        "rbd",
+        "flexVolume",
+        "cinder",
+        "cephfs",
+        "flocker",
+        "azureFile",
+        "vsphereVolume",
+        "quobyte",
+        "azureDisk",
+        "photonPersistentDisk",
+        "portworxVolume",
+        "scaleIO",
+        "storageos",
+    ];
+    let words = "volumes are not supported by this node";
+    let acts = acts.map(|(field, file, words)| (field, Acts(file, words)));
+    let refused = refused.map(|field| (field, Refused("node/src/volumes/mod.rs", words)));
+    acts.into_iter().chain(refused).collect()
+}
+
 fn fates() -> BTreeMap<&'static str, Vec<(&'static str, Fate)>> {
     let container = || {
         vec![
@@ -246,6 +301,37 @@ fn fates() -> BTreeMap<&'static str, Vec<(&'static str, Fate)>> {
                     Acts("node/src/volumes/sub_path.rs", "mount.sub_path_expr"),
                 ),
             ],
+        ),
+        ("Volume", volume()),
+        (
+            "ISCSIVolumeSource",
+            [
+                ("targetPortal", NAMES, "source.target_portal"),
+                ("iqn", NAMES, "source.iqn"),
+                ("lun", NAMES, "source.lun"),
+                ("iscsiInterface", NAMES, "source.iscsi_interface"),
+                ("fsType", TYPES, "source.fs_type"),
+                ("readOnly", TYPES, "source.read_only"),
+                ("portals", NAMES, "source.portals"),
+                ("chapAuthDiscovery", TYPES, "source.chap_auth_discovery"),
+                ("chapAuthSession", TYPES, "source.chap_auth_session"),
+                ("secretRef", TYPES, "source.secret_ref"),
+                ("initiatorName", NAMES, "source.initiator_name"),
+            ]
+            .map(|(field, file, words)| (field, Acts(file, words)))
+            .into(),
+        ),
+        (
+            "FCVolumeSource",
+            [
+                ("targetWWNs", "source.target_wwns"),
+                ("lun", "source.lun"),
+                ("fsType", "source.fs_type"),
+                ("readOnly", "source.read_only"),
+                ("wwids", "source.wwids"),
+            ]
+            .map(|(field, words)| (field, Acts(TYPES, words)))
+            .into(),
         ),
         (
             "ContainerRestartRule",

@@ -270,20 +270,18 @@ fn pods_that_ask_for_what_is_not_built_are_told_so() -> Result<()> {
         message,
     } in [
         Unbuilt {
-            page: "Others (iSCSI, FC, …) end in a FailedMount event",
-            name: "iscsi",
-            spec: volume(
-                json!({"iscsi": {"targetPortal": "127.0.0.1", "iqn": "iqn.2026-01.example:a", "lun": 0}}),
-            ),
+            page: "Others (rbd, cephfs, …) end in a FailedMount event",
+            name: "rbd",
+            spec: volume(json!({"rbd": {"monitors": ["127.0.0.1"], "image": "a"}})),
             reason: "FailedMount",
-            message: "iscsi",
+            message: "rbd",
         },
         Unbuilt {
-            page: "Others (iSCSI, FC, …) end in a FailedMount event",
-            name: "fc",
-            spec: volume(json!({"fc": {"targetWWNs": ["50060e801049cfd1"], "lun": 0}})),
+            page: "Others (rbd, cephfs, …) end in a FailedMount event",
+            name: "cephfs",
+            spec: volume(json!({"cephfs": {"monitors": ["127.0.0.1"]}})),
             reason: "FailedMount",
-            message: "fc",
+            message: "cephfs",
         },
         Unbuilt {
             page: "a volume on a file system without id-mapped mounts is refused when the container starts",

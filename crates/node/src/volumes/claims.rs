@@ -176,7 +176,7 @@ impl Volumes {
         if !self.claimed.lock().reserve(&name, uid, persistent.for_one_pod) {
             return Err(SetUpError::set_up(&name, FOR_ONE_POD.to_owned()));
         }
-        match plugin.set_up(self, &wanted).await {
+        match self.set_up_by(plugin, &wanted).await {
             Ok(ready) => {
                 let mounted = MountedVolume {
                     read_only: reference.read_only || ready.read_only,

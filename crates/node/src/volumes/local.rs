@@ -1,14 +1,15 @@
 //! `local` PersistentVolumes: a directory of the node, bound into the pod's directory. It must exist: an empty directory
-//! in its place would look like lost data. Partitions that are to be mounted first are refused.
+//! in its place would look like lost data. A device is mounted first, and formatted if there is nothing on it (`disks/`).
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use rustix::mount::{MountFlags, mount_bind, mount_remount};
 
 use super::claims::FOR_ONE_POD;
+use super::disks::{Request, Source};
 use super::ownership;
 use super::usage::Measure;
 use super::volume_type::{Ready, VolumeType, Wanted};
@@ -64,13 +65,6 @@ impl VolumeType for Local {
         let name = claimed.name.clone();
         let local = claimed.spec().and_then(|spec| spec.local.clone());
         let path = local.map(|local| local.path).unwrap_or_default();
-        if claimed.block {
-            let link = host.device_link(wanted.uid(), self.name(), &name);
-            let linked = link.clone();
-            let device = blocking(move || map(&path, &linked)).await;
-            device.map_err(|message| SetUpError::step("MapVolume.SetUpDevice", &name, message))?;
-            return Ok(Ready::at(link));
-        }
         let (group, policy) = fs_group(wanted.pod);
         let mount = Mount {
             root: host.root.clone(),
@@ -81,20 +75,78 @@ impl VolumeType for Local {
         };
         let (options, read_only) = (claimed.options.clone(), claimed.read_only);
         let for_one_pod = claimed.for_one_pod;
-        blocking(move || mount_directory(&path, &mount, &options, read_only, for_one_pod)).await
+        let checked = path.clone();
+        if claimed.block {
+            let device = blocking(move || check_device(&checked)).await;
+            let device =
+                device.map_err(|message| SetUpError::step("MapVolume.SetUpDevice", &mount.name, message))?;
+            return set_up_device(host, wanted, device).await;
+        }
+        match blocking(move || check_device(&checked)).await {
+            Ok(device) => mount_device(host, wanted, device, mount).await,
+            Err(_) => {
+                blocking(move || mount_directory(&path, &mount, &options, read_only, for_one_pod)).await
+            }
+        }
     }
 }
 
-/// Notes in the pod's directory which device is its volume.
-fn map(device: &str, link: &Path) -> Result<(), String> {
-    let metadata = std::fs::metadata(device).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => format!("path {device:?} does not exist"),
+/// Gives the pod the device, or what is on it.
+async fn set_up_device(host: &Volumes, wanted: &Wanted<'_>, device: PathBuf) -> Result<Ready, SetUpError> {
+    let request = request_for(host, wanted, device)?;
+    host.disks.set_up(request).await
+}
+
+fn request_for(host: &Volumes, wanted: &Wanted<'_>, device: PathBuf) -> Result<Request, SetUpError> {
+    let local = wanted.claimed.and_then(|claimed| claimed.spec()?.local.clone());
+    let fs_type = local.and_then(|local| local.fs_type);
+    let volume = wanted.name().to_owned();
+    Request::new(host, wanted, Source::Local { volume, device }, fs_type, false)
+}
+
+async fn mount_device(
+    host: &Volumes,
+    wanted: &Wanted<'_>,
+    device: PathBuf,
+    mount: Mount,
+) -> Result<Ready, SetUpError> {
+    let mut request = request_for(host, wanted, device)?;
+    let shared = blocking(move || {
+        let elsewhere = mounted_elsewhere(&mount)?;
+        let warning = match &elsewhere {
+            Some(other) => other_group(other, &mount)?,
+            None => None,
+        };
+        io::Result::Ok((elsewhere.is_some(), warning))
+    });
+    let (is_shared, warning) = shared.await.map_err(|error| wanted.set_up_error(error))?;
+    if is_shared {
+        // It has been given to a group already.
+        request.group = None;
+    }
+    let ready = host.disks.set_up(request).await?;
+    Ok(Ready { warning, ..ready })
+}
+
+/// The device itself, if the path leads to one.
+fn check_device(path: &str) -> Result<PathBuf, String> {
+    check_path(path)?;
+    let metadata = std::fs::metadata(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => format!("path {path:?} does not exist"),
         _ => error.to_string(),
     })?;
-    if !std::os::unix::fs::FileTypeExt::is_block_device(&metadata.file_type()) {
-        return Err(format!("{device} is not a block device"));
+    if !metadata.file_type().is_block_device() {
+        return Err(format!("{path} is not a block device"));
     }
-    super::link_device(Path::new(device), link).map_err(|error| error.to_string())
+    Path::new(path).canonicalize().map_err(|error| error.to_string())
+}
+
+fn check_path(path: &str) -> Result<(), String> {
+    let mut parts = Path::new(path).components();
+    match parts.any(|part| part == std::path::Component::ParentDir) {
+        true => Err(format!("invalid path: {path} must not contain '..'")),
+        false => Ok(()),
+    }
 }
 
 fn mount_directory(
@@ -112,6 +164,7 @@ fn mount_directory(
     let set_up = |message: String| step("MountVolume.SetUp", message);
     // What other pods have is read from the disk: this process may not have mounted it.
     let elsewhere = mounted_elsewhere(mount).map_err(|error| set_up(error.to_string()))?;
+    let elsewhere = elsewhere.is_some();
     if elsewhere && for_one_pod {
         return Err(set_up(FOR_ONE_POD.to_owned()));
     }
@@ -124,15 +177,10 @@ fn mount_directory(
 }
 
 fn check_source(path: &str) -> Result<PathBuf, String> {
+    check_path(path)?;
     let source = Path::new(path);
-    if source.components().any(|c| c == std::path::Component::ParentDir) {
-        return Err(format!("invalid path: {path} must not contain '..'"));
-    }
     match std::fs::metadata(source) {
         Ok(metadata) if metadata.is_dir() => Ok(source.to_path_buf()),
-        Ok(metadata) if std::os::unix::fs::FileTypeExt::is_block_device(&metadata.file_type()) => {
-            Err("block devices with a filesystem are not supported by this node".to_owned())
-        }
         Ok(_) => Err("only directory and block device are supported".to_owned()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(format!("path {path:?} does not exist")),
         Err(error) => Err(error.to_string()),
@@ -173,18 +221,33 @@ fn flags_of(options: &[String], read_only: bool) -> Result<MountFlags, String> {
     Ok(flags)
 }
 
-/// Whether another pod of this node has the volume.
-fn mounted_elsewhere(mount: &Mount) -> io::Result<bool> {
+/// Where another pod of this node has the volume.
+fn mounted_elsewhere(mount: &Mount) -> io::Result<Option<PathBuf>> {
     for entry in std::fs::read_dir(&mount.root)? {
         let uid = entry?.file_name();
         let Some(uid) = uid.to_str().filter(|uid| *uid != mount.uid) else {
             continue;
         };
-        if is_mount_point(&mount.directory_of(uid))? {
-            return Ok(true);
+        let directory = mount.directory_of(uid);
+        if is_mount_point(&directory)? {
+            return Ok(Some(directory));
         }
     }
-    Ok(false)
+    Ok(None)
+}
+
+/// A warning for the user if the volume, which another pod has, is of another group than the pod wants.
+fn other_group(directory: &Path, mount: &Mount) -> io::Result<Option<String>> {
+    let Some(group) = mount.fs_group else {
+        return Ok(None);
+    };
+    let present = i64::from(std::fs::metadata(directory)?.gid());
+    Ok((present != group).then(|| {
+        format!(
+            "The requested fsGroup is {group}, but the volume {} has GID {present}. The volume may not be shareable.",
+            mount.name
+        )
+    }))
 }
 
 /// Binds the directory, once. Returns a warning for the user if a pod that shares the volume has another group.
@@ -211,14 +274,8 @@ fn bind(
 fn finish(target: &Path, mount: &Mount, flags: MountFlags, elsewhere: bool) -> io::Result<Option<String>> {
     let read_only = flags.contains(MountFlags::RDONLY);
     let mut warning = None;
-    if let Some(group) = mount.fs_group.filter(|_| elsewhere) {
-        let present = i64::from(std::fs::metadata(target)?.gid());
-        if present != group {
-            warning = Some(format!(
-                "The requested fsGroup is {group}, but the volume {} has GID {present}. The volume may not be shareable.",
-                mount.name
-            ));
-        }
+    if mount.fs_group.is_some() && elsewhere {
+        warning = other_group(target, mount)?;
     } else if !read_only {
         ownership::apply(
             target,

@@ -5,12 +5,14 @@ pub mod atomic_writer;
 mod claims;
 mod config_map;
 pub mod csi;
+mod disks;
 mod downward_api;
 mod empty_dir;
 mod host_path;
 mod image;
 mod keyed;
 mod local;
+mod metrics;
 mod nfs;
 mod ownership;
 mod projected;
@@ -24,6 +26,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use k8s_openapi::api::core::v1::{Pod, Volume};
 use parking_lot::Mutex;
@@ -33,11 +36,14 @@ use crate::objects::Objects;
 use crate::pods;
 use atomic_writer::Payload;
 use csi::Csi;
+use disks::Disks;
+use metrics::VolumeMetrics;
 use skiff_client::EventRecorder;
 use skiff_fs::{remove_tree, unmount_below};
+use skiff_prometheus::Registry;
 use tokens::Tokens;
 pub use usage::{FileVolume, FsUsage};
-use volume_type::{Ready, Wanted};
+use volume_type::{Ready, VolumeType, Wanted};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MountedVolume {
@@ -122,6 +128,8 @@ pub struct Volumes {
     claimed: Mutex<claims::Claimed>,
     /// The drivers of others; `None` where there is no API to tell of them.
     csi: Option<Arc<Csi>>,
+    disks: Arc<Disks>,
+    metrics: Option<Arc<VolumeMetrics>>,
     /// Off in unit tests, which must not mount.
     memory_backed: bool,
 }
@@ -135,6 +143,8 @@ impl Volumes {
             recorder: None,
             claimed: Mutex::default(),
             csi: None,
+            disks: Disks::new(data_dir, disks::Host::default()),
+            metrics: None,
             memory_backed: true,
         }
     }
@@ -152,6 +162,37 @@ impl Volumes {
             csi: Some(csi),
             ..self
         }
+    }
+
+    /// Where it is counted how long volumes take, and calls of storage drivers.
+    pub fn with_metrics(self, registry: &Registry) -> Self {
+        let metrics = VolumeMetrics::new(registry);
+        if let Some(csi) = &self.csi {
+            csi.count_calls(&metrics);
+        }
+        Volumes {
+            metrics: Some(metrics),
+            ..self
+        }
+    }
+
+    fn count(&self, plugin: &str, driver: Option<&str>, operation: &str, succeeded: bool, began: Instant) {
+        if let Some(metrics) = &self.metrics {
+            metrics.operation(plugin, driver, operation, succeeded, began.elapsed());
+        }
+    }
+
+    /// Has the type of the volume make it.
+    async fn set_up_by(&self, plugin: &dyn VolumeType, wanted: &Wanted<'_>) -> Result<Ready, SetUpError> {
+        let began = Instant::now();
+        let ready = plugin.set_up(self, wanted).await;
+        let operation = match wanted.claimed.is_some_and(|claimed| claimed.block) {
+            true => "map_volume",
+            false => "volume_mount",
+        };
+        let driver = csi::driver_of(wanted);
+        self.count(plugin.name(), driver.as_deref(), operation, ready.is_ok(), began);
+        ready
     }
 
     fn warn(&self, pod: &Pod, reason: &str, message: String) {
@@ -232,7 +273,7 @@ impl Volumes {
             let message = format!("{kind} volumes are not supported by this node");
             return Err(wanted.set_up_error(message));
         };
-        let ready = plugin.set_up(self, &wanted).await?;
+        let ready = self.set_up_by(plugin, &wanted).await?;
         Ok(self.mounted(pod, ready))
     }
 
@@ -288,6 +329,7 @@ impl Volumes {
     pub async fn tear_down(&self, uid: &str) -> io::Result<()> {
         self.tokens.forget(uid);
         self.objects.forget(uid);
+        self.disks.settle(uid).await;
         let pod_dir = self.pod_dir(uid);
         let sub_paths = pod_dir.join("volume-subpaths");
         // They stand on the volumes.
@@ -299,14 +341,31 @@ impl Volumes {
         let mut errors = Vec::new();
         for (folder, path) in volumes_in(&pod_dir.join("volumes")) {
             let torn_down = match volume_type::by_folder(&folder) {
-                Some(plugin) => plugin.tear_down(self, uid, &path).await,
+                Some(plugin) => {
+                    let (driver, began) = (csi::driver_at(&path), Instant::now());
+                    let torn_down = plugin.tear_down(self, uid, &path).await;
+                    let succeeded = torn_down.is_ok();
+                    self.count(
+                        plugin.name(),
+                        driver.as_deref(),
+                        "volume_unmount",
+                        succeeded,
+                        began,
+                    );
+                    torn_down
+                }
                 None => volume_type::unmount_and_remove(path).await,
             };
             errors.extend(torn_down.err());
         }
         for (folder, link) in volumes_in(&pod_dir.join("volumeDevices")) {
             let torn_down = match volume_type::by_folder(&folder) {
-                Some(plugin) => plugin.tear_down_device(self, uid, &link).await,
+                Some(plugin) => {
+                    let began = Instant::now();
+                    let torn_down = plugin.tear_down_device(self, uid, &link).await;
+                    self.count(plugin.name(), None, "unmap_volume", torn_down.is_ok(), began);
+                    torn_down
+                }
                 None => volume_type::remove_link(&link).map_err(|error| error.to_string()),
             };
             errors.extend(torn_down.err());
@@ -327,6 +386,7 @@ impl Volumes {
         if let Some(csi) = &self.csi {
             csi.pod_is_gone(uid).await;
         }
+        self.disks.pod_is_gone(uid).await;
         Ok(())
     }
 

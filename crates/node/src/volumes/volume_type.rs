@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::{
 
 use super::usage::Measure;
 use super::{
-    SetUpError, Volumes, blocking, config_map, csi, downward_api, empty_dir, host_path, image, local, nfs,
-    projected, secret,
+    SetUpError, Volumes, blocking, config_map, csi, disks, downward_api, empty_dir, host_path, image, local,
+    nfs, projected, secret,
 };
 use crate::field_ref::NodeFacts;
 use crate::pods;
@@ -149,6 +149,8 @@ pub(super) static TYPES: &[&dyn VolumeType] = &[
     &image::Image,
     &local::Local,
     &nfs::Nfs,
+    &disks::IscsiVolume,
+    &disks::FibreChannelVolume,
     &csi::CsiVolume,
 ];
 

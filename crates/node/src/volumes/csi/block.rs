@@ -2,6 +2,7 @@
 //! directory notes. The link comes first, so that nothing that was published is forgotten.
 
 use std::collections::HashMap;
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
 use skiff_csi::{Code, v1};
@@ -12,6 +13,7 @@ use super::mount::Source;
 use super::request::credentials;
 use super::{Csi, log};
 use crate::volumes::claims::FOR_ONE_POD;
+use crate::volumes::disks::hold;
 use crate::volumes::volume_type::{Ready, Wanted, remove_link};
 use crate::volumes::{SetUpError, Volumes, blocking, is_mount_point, link_device};
 
@@ -102,6 +104,10 @@ impl Csi {
             };
             let step = |message| SetUpError::step("MapVolume.MapPodDevice", &name, message);
             driver.publish(request).await.map_err(|e| step(e.to_string()))?;
+            if is_device(&target).await {
+                let step = |message| SetUpError::step("MapVolume.AttachFileDevice", &name, message);
+                hold::take(host.disks.host(), &target).await.map_err(step)?;
+            }
             self.change(|held| {
                 held.published.insert(published);
             });
@@ -110,7 +116,7 @@ impl Csi {
         Ok(ready)
     }
 
-    pub(super) async fn unmap_device(&self, uid: &str, link: &Path) -> Result<(), String> {
+    pub(super) async fn unmap_device(&self, host: &Volumes, uid: &str, link: &Path) -> Result<(), String> {
         let name = link
             .file_name()
             .and_then(|name| name.to_str())
@@ -125,6 +131,8 @@ impl Csi {
             let failed = |error: String| log(format!("blockMapper.unpublishVolumeForBlock failed: {error}"));
             let driver = self.driver(&key.driver).map_err(failed)?;
             let target = self.layout.device_publish(name, uid);
+            // It has the file open, which the driver is to unmount.
+            hold::let_go(host.disks.host(), &target).await.map_err(failed)?;
             match driver.unpublish(&key.handle, &target).await {
                 Err(error) if error.code == Code::NotFound => {
                     let place = target.clone();
@@ -139,6 +147,16 @@ impl Csi {
         self.unstage_if_unused(&key).await;
         Ok(())
     }
+}
+
+/// A driver of tests may publish something else.
+async fn is_device(place: &Path) -> bool {
+    let place = place.to_path_buf();
+    blocking(move || {
+        let metadata = std::fs::metadata(place);
+        metadata.is_ok_and(|metadata| FileTypeExt::is_block_device(&metadata.file_type()))
+    })
+    .await
 }
 
 /// Removes the place of a device that its driver does not know any more.

@@ -2,13 +2,16 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use skiff_csi::v1::node_service_capability::{Rpc, Type, rpc};
 use skiff_csi::v1::volume_capability::access_mode::Mode;
 use skiff_csi::v1::volume_capability::{AccessMode, AccessType, BlockVolume, MountVolume};
 use skiff_csi::v1::{self, NodeGetCapabilitiesRequest, NodeGetInfoRequest, VolumeCapability};
 use skiff_csi::{Channel, Code, NodeClient, Status};
+
+use crate::volumes::metrics::VolumeMetrics;
 
 const TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -35,12 +38,17 @@ impl CallError {
 
 impl std::fmt::Display for CallError {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let code = match self.code {
-            Code::Ok => "OK".to_owned(),
-            Code::Cancelled => "Canceled".to_owned(),
-            other => format!("{other:?}"),
-        };
+        let code = code_name(self.code);
         write!(f, "rpc error: code = {code} desc = {}", self.message)
+    }
+}
+
+/// As Go writes it.
+fn code_name(code: Code) -> String {
+    match code {
+        Code::Ok => "OK".to_owned(),
+        Code::Cancelled => "Canceled".to_owned(),
+        other => format!("{other:?}"),
     }
 }
 
@@ -98,20 +106,26 @@ impl Access {
 pub struct Driver {
     channel: Channel,
     pub endpoint: PathBuf,
+    name: String,
+    metrics: Option<Arc<VolumeMetrics>>,
 }
 
 macro_rules! call {
-    ($self:expr, $method:ident, $request:expr) => {{
+    ($self:expr, $method:ident, $name:literal, $request:expr) => {{
         let mut client = NodeClient::new($self.channel.clone());
+        let began = Instant::now();
         let answered = tokio::time::timeout(TIMEOUT, client.$method($request)).await;
-        match answered {
+        let answer = match answered {
             Ok(Ok(answer)) => Ok(answer.into_inner()),
             Ok(Err(status)) => Err(failed(&status)),
             Err(_) => Err(CallError {
                 code: Code::DeadlineExceeded,
                 message: "context deadline exceeded".to_owned(),
             }),
-        }
+        };
+        let code = answer.as_ref().err().map_or(Code::Ok, |error| error.code);
+        $self.count($name, &code_name(code), began);
+        answer
     }};
 }
 
@@ -124,20 +138,32 @@ fn failed(status: &Status) -> CallError {
 }
 
 impl Driver {
-    pub fn new(endpoint: &Path) -> Self {
+    pub fn new(endpoint: &Path, name: &str, metrics: Option<Arc<VolumeMetrics>>) -> Self {
         Driver {
             channel: skiff_csi::channel(endpoint),
             endpoint: endpoint.to_path_buf(),
+            name: name.to_owned(),
+            metrics,
+        }
+    }
+
+    fn count(&self, method: &str, code: &str, began: Instant) {
+        if let Some(metrics) = &self.metrics {
+            metrics.call(&self.name, method, code, began.elapsed());
         }
     }
 
     pub async fn info(&self) -> Result<v1::NodeGetInfoResponse, CallError> {
-        call!(self, node_get_info, NodeGetInfoRequest {})
+        call!(self, node_get_info, "NodeGetInfo", NodeGetInfoRequest {})
     }
 
     pub async fn capabilities(&self) -> Result<Capabilities, CallError> {
-        let answer: v1::NodeGetCapabilitiesResponse =
-            call!(self, node_get_capabilities, NodeGetCapabilitiesRequest {})?;
+        let answer: v1::NodeGetCapabilitiesResponse = call!(
+            self,
+            node_get_capabilities,
+            "NodeGetCapabilities",
+            NodeGetCapabilitiesRequest {}
+        )?;
         let mut found = Capabilities::default();
         for capability in answer.capabilities {
             let Some(Type::Rpc(Rpc { r#type })) = capability.r#type else {
@@ -156,7 +182,7 @@ impl Driver {
     }
 
     pub async fn stage(&self, request: v1::NodeStageVolumeRequest) -> Result<(), CallError> {
-        call!(self, node_stage_volume, request).map(|_| ())
+        call!(self, node_stage_volume, "NodeStageVolume", request).map(|_| ())
     }
 
     pub async fn unstage(&self, volume_id: &str, staging: &Path) -> Result<(), CallError> {
@@ -164,11 +190,11 @@ impl Driver {
             volume_id: volume_id.to_owned(),
             staging_target_path: text(staging),
         };
-        call!(self, node_unstage_volume, request).map(|_| ())
+        call!(self, node_unstage_volume, "NodeUnstageVolume", request).map(|_| ())
     }
 
     pub async fn publish(&self, request: v1::NodePublishVolumeRequest) -> Result<(), CallError> {
-        call!(self, node_publish_volume, request).map(|_| ())
+        call!(self, node_publish_volume, "NodePublishVolume", request).map(|_| ())
     }
 
     pub async fn unpublish(&self, volume_id: &str, target: &Path) -> Result<(), CallError> {
@@ -176,11 +202,11 @@ impl Driver {
             volume_id: volume_id.to_owned(),
             target_path: text(target),
         };
-        call!(self, node_unpublish_volume, request).map(|_| ())
+        call!(self, node_unpublish_volume, "NodeUnpublishVolume", request).map(|_| ())
     }
 
     pub async fn expand(&self, request: v1::NodeExpandVolumeRequest) -> Result<(), CallError> {
-        call!(self, node_expand_volume, request).map(|_| ())
+        call!(self, node_expand_volume, "NodeExpandVolume", request).map(|_| ())
     }
 
     pub async fn stats(&self, volume_id: &str, path: &Path) -> Result<Vec<v1::VolumeUsage>, CallError> {
@@ -189,7 +215,8 @@ impl Driver {
             volume_path: text(path),
             staging_target_path: String::new(),
         };
-        let answer: v1::NodeGetVolumeStatsResponse = call!(self, node_get_volume_stats, request)?;
+        let answer: v1::NodeGetVolumeStatsResponse =
+            call!(self, node_get_volume_stats, "NodeGetVolumeStats", request)?;
         Ok(answer.usage)
     }
 }

@@ -14,7 +14,7 @@ pub(super) use mount::CsiVolume;
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -27,6 +27,8 @@ use skiff_csi::Code;
 use tokio::sync::{Notify, OwnedMutexGuard, watch};
 use tokio_util::sync::CancellationToken;
 
+use super::metrics::VolumeMetrics;
+use super::volume_type::Wanted;
 use super::{blocking, is_mount_point};
 use crate::plugin_registry::{Plugin, PluginHandler};
 use client::Driver;
@@ -72,6 +74,7 @@ pub struct Csi {
     held: Mutex<Held>,
     in_use: watch::Sender<u64>,
     registered: Notify,
+    metrics: OnceLock<Arc<VolumeMetrics>>,
 }
 
 impl Csi {
@@ -107,6 +110,7 @@ impl Csi {
             held: Mutex::new(held),
             in_use: watch::Sender::new(0),
             registered: Notify::new(),
+            metrics: OnceLock::new(),
         }
     }
 
@@ -150,6 +154,11 @@ impl Csi {
                 }
             }
         }
+    }
+
+    pub(super) fn count_calls(&self, metrics: &Arc<VolumeMetrics>) {
+        // Once is enough.
+        let _ = self.metrics.set(metrics.clone());
     }
 
     /// What the cluster says about a driver; `None` if there is no CSIDriver object, which is optional.
@@ -302,6 +311,16 @@ impl Csi {
     }
 }
 
+/// The driver of a volume, if it has one.
+pub(super) fn driver_of(wanted: &Wanted<'_>) -> Option<String> {
+    mount::source_of(wanted).map(|source| source.key(wanted).driver)
+}
+
+/// The driver of what is in a pod's directory, if it has one.
+pub(super) fn driver_at(directory: &Path) -> Option<String> {
+    data::Data::load(directory).ok()?.map(|data| data.driver_name)
+}
+
 /// Removes the place of a mount that is gone, and what we noted about it. Nothing in it: a driver that left files there has
 /// not unmounted.
 fn remove_mount_dir(mount: &Path, directory: &Path) -> Result<(), String> {
@@ -376,7 +395,7 @@ impl PluginHandler for Csi {
 
     async fn register(&self, plugin: &Plugin) -> Result<(), String> {
         let version = highest_version(&plugin.versions).unwrap_or_default();
-        let driver = Driver::new(&plugin.endpoint);
+        let driver = Driver::new(&plugin.endpoint, &plugin.name, self.metrics.get().cloned());
         self.drivers.lock().insert(plugin.name.clone(), (version, driver));
         let installed = self.install(&plugin.name).await;
         match &installed {

@@ -178,7 +178,7 @@ impl VolumeType for CsiVolume {
 
     async fn tear_down_device(&self, host: &Volumes, uid: &str, link: &Path) -> Result<(), String> {
         match &host.csi {
-            Some(csi) => csi.unmap_device(uid, link).await,
+            Some(csi) => csi.unmap_device(host, uid, link).await,
             None => Err(log("there are no drivers")),
         }
     }
