@@ -227,6 +227,37 @@ async fn basic_authentication_lets_nobody_else_pass() {
 }
 
 #[tokio::test]
+async fn a_protected_path_has_no_other_spelling() {
+    let (mut cluster, echo) = Cluster::with(&[]).await;
+    let users = [("auth-type", "basic"), ("auth-secret", "users")];
+    cluster.ingress("admin", &users, &["/admin s"]);
+    cluster.secret("d/users", &[("auth", "ann:{PLAIN}secret")]);
+    cluster.serve();
+    assert_eq!(cluster.status("/", "").await, "200");
+    echo.seen.lock().clear();
+    for (path, expected) in [
+        ("/admin", "401"),
+        ("/admin/x", "401"),
+        ("/%61dmin", "401"),
+        ("//admin", "401"),
+        ("/admin//x", "401"),
+        ("/%2Fadmin", "401"),
+        ("/%2fadmin", "401"),
+        ("/admin%2Fx", "401"),
+        ("/./admin", "400"),
+        ("/x/../admin", "400"),
+        ("/x/..%2Fadmin", "400"),
+        ("/x%2f%2e%2e%2fadmin", "400"),
+    ] {
+        assert_eq!(cluster.status(path, "").await, expected, "{path}");
+    }
+    assert!(echo.lines().is_empty(), "{:?}", echo.lines());
+    // What is sent on is what the client wrote.
+    assert_eq!(cluster.status("/x%2Fy", "").await, "200");
+    assert_eq!(echo.lines(), ["GET /x%2Fy"]);
+}
+
+#[tokio::test]
 async fn users_may_be_keys_of_a_secret_and_half_an_authentication_is_none() {
     let map = [
         ("auth-type", "basic"),
@@ -251,6 +282,7 @@ async fn users_may_be_keys_of_a_secret_and_half_an_authentication_is_none() {
         &[("auth-tls-secret", "d/ca")],
         &[("auth-url", "http://169.254.169.254/")],
         &[("rewrite-target", "https://evil/")],
+        &[("backend-protocol", "FCGI")],
     ] {
         let (mut cluster, echo) = Cluster::with(bad).await;
         cluster.secret("d/users", &[("auth", "ann:{PLAIN}secret")]);
@@ -317,7 +349,7 @@ async fn another_service_decides_who_may() {
     let (address, seen) = authenticator().await;
     cluster.service("d/auth", json!({}), &[address]);
     assert_eq!(cluster.serve(), Vec::<String>::new());
-    let forged = "X-Key: good\r\nX-User: root\r\nX-Groups: admins\r\nX-Original-URL: http://evil/\r\n";
+    let forged = "X-Key: good\r\nX-User: root\r\nX_User: root\r\nX_Groups: root\r\nX-Groups: admins\r\nX-Original-URL: http://evil/\r\n";
     let post = format!(
         "POST /p?q=1 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{forged}Content-Length: 4\r\n\r\nbody"
     );
@@ -343,7 +375,9 @@ async fn another_service_decides_who_may() {
     let sent = echo.seen.lock().pop().expect("a request");
     assert_eq!(sent.body, "body");
     assert_eq!(sent.headers["x-user"], "ann");
-    assert!(!sent.headers.contains_key("x-groups"));
+    for forged in ["x-groups", "x_groups", "x_user"] {
+        assert!(!sent.headers.contains_key(forged), "{forged}");
+    }
     for (key, expected) in [
         ("", "401"),
         ("X-Key: bad\r\n", "403"),

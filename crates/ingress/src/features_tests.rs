@@ -187,6 +187,7 @@ async fn paths_are_rewritten_and_never_climb() {
         ("/OLD/X", "/new/X"),
         ("/old/a%2Fb", "/new/a%2Fb"),
         ("/old/%61", "/new/a"),
+        ("//old//x", "/new/x"),
         // All paths of the host are expressions without regard to case.
         ("/PLAINLY", "/PLAINLY"),
     ] {

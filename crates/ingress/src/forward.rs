@@ -32,7 +32,7 @@ use crate::http1::BackendBody;
 use crate::metrics::{Connected, Metrics, Refusal};
 use crate::refusal::{Refused, bad_gateway, malformed, refused, text_response, too_late, unavailable};
 use crate::send::{Outgoing, send};
-use crate::table::{RouteOptions, RouteTable};
+use crate::table::{RouteOptions, RouteTable, compared};
 use crate::target::{Target, target};
 use crate::tunnel;
 use crate::upstream::{self, CONNECT_TIMEOUT, Sent};
@@ -277,7 +277,8 @@ impl Connection {
             Found::Nothing => {}
         }
         let table = self.proxy.table.load();
-        let route = table.find(&target.name, &target.path).filter(|_| self.is_ingress);
+        let path = compared(&target.path).ok_or_else(|| malformed("400 malformed path\n"))?;
+        let route = table.find(&target.name, &path).filter(|_| self.is_ingress);
         let Some(route) = route else {
             return Err(refused(
                 StatusCode::NOT_FOUND,
@@ -290,6 +291,7 @@ impl Connection {
             headers: request.headers(),
             uri: request.uri(),
             target,
+            compared: &path,
             client: self.client,
             https_port: self.proxy.https_port,
         };

@@ -96,6 +96,19 @@ fn is_same(name: &str, ours: &str) -> bool {
     name.len() == ours.len() && name.bytes().map(dashed).eq(ours.bytes())
 }
 
+/// Removes a header, also under names with underscores, which many servers take for dashes.
+pub fn remove_all(headers: &mut HeaderMap, name: &HeaderName) {
+    headers.remove(name);
+    let forged: Vec<HeaderName> = headers
+        .keys()
+        .filter(|key| is_same(key.as_str(), name.as_str()))
+        .cloned()
+        .collect();
+    for name in forged {
+        headers.remove(name);
+    }
+}
+
 /// Says who the client is. What it said itself is removed, also with underscores, which many servers take for dashes.
 pub fn set_forwarded(headers: &mut HeaderMap, client: Client, host: &HeaderValue) {
     let forged: Vec<HeaderName> = headers

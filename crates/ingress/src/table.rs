@@ -1,6 +1,7 @@
 //! The route table: which backend answers a host and a path. It is pure, and knows no Kubernetes object: Ingresses
 //! are compiled into it (see `compile`), and other kinds of routes can be.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -282,6 +283,28 @@ pub fn normalized(path: &str) -> Option<String> {
     (text.starts_with('/') && !text.split('/').any(dots)).then_some(text)
 }
 
+/// The path as the routes of Ingresses are compared with it: as nginx does, an escaped slash is one, and several are one.
+/// Otherwise `//admin` or `/x%2F..%2Fadmin` would pass by a route for `/admin`, and by what it asks of clients, to a
+/// backend that reads it so. `None` for paths that have dot segments then. `path` is as [`normalized`].
+pub fn compared(path: &str) -> Option<Cow<'_, str>> {
+    if !path.contains("//") && !path.contains("%2F") {
+        return Some(Cow::Borrowed(path));
+    }
+    let plain = path.replace("%2F", "/");
+    let mut merged = String::with_capacity(plain.len());
+    for segment in plain.split('/').filter(|segment| !segment.is_empty()) {
+        if segment == "." || segment == ".." {
+            return None;
+        }
+        merged.push('/');
+        merged.push_str(segment);
+    }
+    if plain.ends_with('/') {
+        merged.push('/');
+    }
+    Some(Cow::Owned(merged))
+}
+
 fn hex(digit: u8) -> Option<u8> {
     char::from(digit)
         .to_digit(16)
@@ -400,6 +423,24 @@ mod tests {
             ("", None),
         ] {
             assert_eq!(normalized(path).as_deref(), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn slashes_are_compared_as_backends_may_read_them() {
+        for (path, expected) in [
+            ("/a/b", Some("/a/b")),
+            ("//a", Some("/a")),
+            ("/a///b//", Some("/a/b/")),
+            ("/%2Fa", Some("/a")),
+            ("/a%2Fb", Some("/a/b")),
+            ("//", Some("/")),
+            ("/x%2F..%2Fa", None),
+            ("/..%2Fa", None),
+            ("/x%2F.", None),
+            ("/x%2F..a", Some("/x/..a")),
+        ] {
+            assert_eq!(compared(path).as_deref(), expected, "{path}");
         }
     }
 }

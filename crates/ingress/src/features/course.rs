@@ -17,7 +17,7 @@ use super::redirect::to_https;
 use super::template::Scope;
 use crate::backend::Backend;
 use crate::body::{LentBody, ResponseBody};
-use crate::headers::Client;
+use crate::headers::{self, Client};
 use crate::metrics::Refusal;
 use crate::refusal::{Refused, malformed, refused, text_response, unavailable};
 use crate::table::Route;
@@ -34,6 +34,8 @@ pub struct Asked<'a> {
     pub headers: &'a HeaderMap,
     pub uri: &'a Uri,
     pub target: &'a Target,
+    /// The path that routes were compared with.
+    pub compared: &'a str,
     pub client: Client,
     /// Where redirects to HTTPS lead; `None`: there are none.
     pub https_port: Option<u16>,
@@ -158,7 +160,12 @@ pub fn begin(features: &Arc<Features>, route: &Route, asked: &Asked<'_>) -> Resu
         return Ok(Begun::Answer(response));
     }
     if let (Some(rewrite), Some(regex)) = (&features.rewrite, route.path.regex()) {
-        let rewritten = rewrite.apply(regex, &asked.target.path, asked.uri.query());
+        let apply = |path: &str| rewrite.apply(regex, path, asked.uri.query());
+        let rewritten = match regex.is_match(&asked.target.path) {
+            true => apply(&asked.target.path),
+            // It is one without its slashes that are too many.
+            false => apply(asked.compared),
+        };
         let rewritten = rewritten.ok_or_else(|| malformed("400 malformed path\n"))?;
         course.address = Some(rewritten.into());
     }
@@ -322,13 +329,14 @@ impl Course {
         }
         for (name, value) in &self.copied {
             // Nobody but the Service says it.
-            parts.headers.remove(name);
+            headers::remove_all(&mut parts.headers, name);
             if let Some(value) = value {
                 parts.headers.insert(name, value.clone());
             }
         }
         for (name, value) in [(header::HOST, host), (FORWARDED_PREFIX, prefix)] {
             if let Some(value) = value {
+                headers::remove_all(&mut parts.headers, &name);
                 parts.headers.insert(name, value.clone());
             }
         }

@@ -29,6 +29,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use http::HeaderValue;
+use http::uri::Authority;
 use k8s_openapi::api::networking::v1::Ingress;
 
 use self::affinity::{Affinity, AffinitySpec};
@@ -93,7 +94,8 @@ impl Annotations {
             connect_timeout: values.read("proxy-connect-timeout", seconds),
             send_timeout: values.read("proxy-send-timeout", seconds),
             read_timeout: values.read("proxy-read-timeout", seconds).or(read_timeout),
-            protocol: values.read("backend-protocol", protocol),
+            // Nothing is said in the clear that was to be said in TLS.
+            protocol: values.strict("backend-protocol", protocol),
             tls: TlsSpec::read(values, namespace),
             use_regex: values.flag("use-regex").unwrap_or(false),
             // A backend must not see paths that it was not meant to see.
@@ -109,7 +111,7 @@ impl Annotations {
             external: ExternalSpec::read(values),
             affinity: AffinitySpec::read(values),
             canary: CanarySpec::read(values),
-            host: values.read("upstream-vhost", header_value),
+            host: values.read("upstream-vhost", host),
             prefix: values.read("x-forwarded-prefix", header_value),
             aliases: values.read("server-alias", aliases).unwrap_or_default(),
             closed: false,
@@ -143,6 +145,14 @@ fn header_value(text: &str) -> Result<HeaderValue, &'static str> {
     value
         .filter(|_| sound)
         .ok_or("its value must be printable ASCII without quotes, spaces and variables")
+}
+
+fn host(text: &str) -> Result<HeaderValue, &'static str> {
+    let is_host = text.parse::<Authority>().is_ok() && !text.contains('@');
+    match is_host {
+        true => header_value(text),
+        false => Err("its value must be the name of a host"),
+    }
 }
 
 fn aliases(text: &str) -> Result<Vec<HostMatch>, &'static str> {
@@ -249,6 +259,10 @@ mod tests {
         for text in ["", "a b", "a\r\nx: y", "$host", "\"", "é"] {
             assert!(header_value(text).is_err(), "{text:?}");
         }
+        for text in ["", "a/b", "u@a", "a b", "a\r\nb", "$host"] {
+            assert!(host(text).is_err(), "{text:?}");
+        }
+        assert!(host("inner.example:8080").is_ok());
         for text in ["a/b", "~^www", "a b", "*"] {
             assert!(aliases(text).is_err(), "{text:?}");
         }

@@ -19,18 +19,13 @@ const OTHERS: [&str; 5] = [
 
 /// Of those that begin with `auth-`, the ones that only say how an answer is fetched or shown. Without any other, more
 /// clients could pass than the Ingress means.
-const HARMLESS: [&str; 12] = [
-    "auth-always-set-cookie",
+const HARMLESS: [&str; 7] = [
     "auth-cache-duration",
     "auth-cache-key",
     "auth-keepalive",
     "auth-keepalive-requests",
     "auth-keepalive-share-vars",
     "auth-keepalive-timeout",
-    "auth-method",
-    "auth-realm",
-    "auth-response-headers",
-    "auth-secret-type",
     "auth-tls-error-page",
 ];
 
