@@ -2,7 +2,7 @@
 //! recognises its credential wins; when none does and one of them refused, the request is refused.
 
 use crate::request_header::RequestHeader;
-use crate::{Anonymous, Tokens, UserInfo, x509};
+use crate::{Anonymous, TokenNote, Tokens, UserInfo, x509};
 use http::header::AUTHORIZATION;
 use http::request::Parts;
 use rustls::pki_types::CertificateDer;
@@ -87,14 +87,6 @@ pub struct Authenticator {
 }
 
 impl Authenticator {
-    pub async fn authenticate(&self, parts: &Parts, peer: Option<&Peer>) -> Result<Arc<UserInfo>, AuthError> {
-        match self.by_connection(parts, peer) {
-            Ok(Some(user)) => Ok(user),
-            Ok(None) => self.by_token(parts, None).await,
-            Err(refused) => self.by_token(parts, Some(refused)).await,
-        }
-    }
-
     /// Who asks, by what the connection has shown; nobody if it has shown nothing.
     pub fn by_connection(
         &self,
@@ -112,14 +104,16 @@ impl Authenticator {
         peer.user.clone().map(Some)
     }
 
-    /// Who asks, by the token of the request. `refused` is why the connection did not tell.
+    /// Who asks, by the token of the request. `refused` is why the connection did not tell; `notes` gets what is to be
+    /// told of the token.
     pub async fn by_token(
         &self,
         parts: &Parts,
         mut refused: Option<AuthError>,
+        notes: &mut Vec<TokenNote>,
     ) -> Result<Arc<UserInfo>, AuthError> {
         if let Some(token) = bearer(parts) {
-            match self.tokens.authenticate(token, None).await {
+            match self.tokens.authenticate(token, None, notes).await {
                 Ok((user, _)) => return Ok(Arc::new(user)),
                 Err(error) => refused = Some(error),
             }

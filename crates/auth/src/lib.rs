@@ -21,6 +21,7 @@ pub mod request_header;
 mod rule;
 mod service_account;
 mod token_file;
+mod token_notes;
 mod token_webhook;
 mod tokens;
 mod x509;
@@ -44,6 +45,7 @@ pub use service_account::{
     BoundObject, Lookup, TokenIssuer, TokenRequest, TokenSpec, TokenVerifier, audiences_of,
 };
 pub use token_file::{BadTokenFile, TokenFile};
+pub use token_notes::TokenNote;
 pub use token_webhook::TokenWebhook;
 pub use tokens::{Authenticated, TokenAuthenticator, Tokens};
 

@@ -1,6 +1,6 @@
 //! Service-account tokens: JWTs signed by this cluster, verified locally, bound to objects that must still exist.
 
-use crate::{AuthError, UserInfo, account_key};
+use crate::{AuthError, TokenNote, UserInfo, account_key};
 use async_trait::async_trait;
 use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation, decode, encode};
@@ -54,6 +54,9 @@ struct Bound {
     secret: Option<BoundObject>,
     #[serde(skip_serializing_if = "Option::is_none")]
     node: Option<BoundObject>,
+    /// Its client should have a new one from this second on. Tokens that upstream made last longer than they say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    warnafter: Option<i64>,
 }
 
 /// Name and uid of an object that a token is bound to.
@@ -156,6 +159,7 @@ impl TokenIssuer {
                 pod: request.pod,
                 secret: request.secret,
                 node: request.node,
+                warnafter: None,
             },
         };
         let token = self.sign(&claims)?;
@@ -209,7 +213,12 @@ impl TokenVerifier {
     }
 
     /// `audiences` are those the asker accepts; `None` means the API server's own.
-    pub async fn verify(&self, token: &str, audiences: Option<&[String]>) -> Result<UserInfo, AuthError> {
+    pub async fn verify(
+        &self,
+        token: &str,
+        audiences: Option<&[String]>,
+        notes: &mut Vec<TokenNote>,
+    ) -> Result<UserInfo, AuthError> {
         let mut validation = Validation::new(self.algorithm);
         validation.set_issuer(&[&self.issuer]);
         validation.set_required_spec_claims(&["exp", "iss", "sub", "aud"]);
@@ -247,6 +256,17 @@ impl TokenVerifier {
         // The node of a pod's token only tells where the pod runs.
         if let (None, Some(node)) = (&bound.pod, &bound.node) {
             self.must_live("nodes", "", node).await?;
+        }
+        if let Some(after) = bound.warnafter.filter(|after| *after != 0) {
+            // The library's clock, by which the token has not expired.
+            let now = i64::try_from(jsonwebtoken::get_current_timestamp()).unwrap_or(i64::MAX);
+            notes.push(match now > after {
+                true => TokenNote::Stale {
+                    subject: claims.sub.clone(),
+                    seconds: now - after,
+                },
+                false => TokenNote::Valid,
+            });
         }
         let mut user = UserInfo::service_account(namespace, &bound.serviceaccount.name);
         user.uid.clone_from(&bound.serviceaccount.uid);
@@ -348,12 +368,19 @@ mod tests {
         };
         let alive = || vec![("serviceaccounts", "u1"), ("pods", "u2")];
         let token = issuer.issue(request(now() + 60, &[])).unwrap().token;
-        let user = verifier(alive()).verify(&token, None).await.unwrap();
+        let user = verifier(alive())
+            .verify(&token, None, &mut Vec::new())
+            .await
+            .unwrap();
         assert_eq!(user.name, "system:serviceaccount:default:web");
         assert_eq!(user.extra["authentication.kubernetes.io/pod-name"], ["p"]);
 
-        let refused =
-            |objects, token: String| async move { verifier(objects).verify(&token, None).await.is_err() };
+        let refused = |objects, token: String| async move {
+            verifier(objects)
+                .verify(&token, None, &mut Vec::new())
+                .await
+                .is_err()
+        };
         assert!(
             refused(vec![("serviceaccounts", "u1")], token.clone()).await,
             "pod gone"
@@ -389,5 +416,31 @@ mod tests {
         let mut forged = token;
         forged.replace_range(forged.len() - 4.., "AAAA");
         assert!(refused(alive(), forged).await, "signature");
+    }
+
+    #[tokio::test]
+    async fn late_use_of_an_extended_token_is_noted() {
+        let pair = rcgen::KeyPair::generate().unwrap();
+        let (private, public) = (pair.serialize_pem(), pair.public_key_pem());
+        let issuer = TokenIssuer::new(&private, &public, "iss".into(), vec!["api".into()]).unwrap();
+        let lookup = Arc::new(Objects(vec![("serviceaccounts", "u1")]));
+        let verifier = TokenVerifier::new(&public, "iss".into(), vec!["api".into()], lookup).unwrap();
+        let noted = async |warnafter: Value| {
+            let claims = json!({"aud": ["api"], "exp": now() + 3600, "iat": now(), "nbf": now(), "iss": "iss",
+                "sub": "system:serviceaccount:default:web", "jti": "id", "kubernetes.io": {"namespace": "default",
+                "serviceaccount": {"name": "web", "uid": "u1"}, "warnafter": warnafter}});
+            let mut notes = Vec::new();
+            let token = issuer.sign(&claims).unwrap();
+            verifier.verify(&token, None, &mut notes).await.unwrap();
+            notes
+        };
+        assert_eq!(noted(Value::Null).await, []);
+        assert_eq!(noted(json!(now() + 60)).await, [TokenNote::Valid]);
+        let late = noted(json!(now() - 100)).await;
+        let [TokenNote::Stale { subject, seconds }] = late.as_slice() else {
+            panic!("{late:?}")
+        };
+        assert_eq!(subject, "system:serviceaccount:default:web");
+        assert!((100..110).contains(seconds), "{seconds}");
     }
 }

@@ -1,9 +1,9 @@
-//! Whoever may know a bearer token, in this order: service accounts, a file, bootstrap tokens, identity providers, the
-//! webhook. All are asked until one knows it; if none does, all that went wrong is told.
+//! Whoever may know a bearer token, in this order: service accounts and their Secrets, a file, bootstrap tokens, identity
+//! providers, the webhook. All are asked until one knows it; if none does, all that went wrong is told.
 
 use async_trait::async_trait;
 
-use crate::{AuthError, TokenVerifier, UserInfo, audiences_of};
+use crate::{AuthError, LegacyTokens, TokenNote, TokenVerifier, UserInfo, audiences_of};
 
 /// Who a token is of, and what it is for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -40,6 +40,8 @@ pub trait TokenAuthenticator: Send + Sync {
 #[derive(Default)]
 pub struct Tokens {
     pub service_accounts: Option<TokenVerifier>,
+    /// Tokens that are in Secrets of service accounts.
+    pub legacy: Option<LegacyTokens>,
     pub others: Vec<Box<dyn TokenAuthenticator>>,
     /// What this server calls itself.
     pub audiences: Vec<String>,
@@ -47,14 +49,16 @@ pub struct Tokens {
 
 impl Tokens {
     pub fn is_empty(&self) -> bool {
-        self.service_accounts.is_none() && self.others.is_empty()
+        self.service_accounts.is_none() && self.legacy.is_none() && self.others.is_empty()
     }
 
-    /// Who the token is of, and for which of `audiences` it is; none: those of the server.
+    /// Who the token is of, and for which of `audiences` it is; none: those of the server. What is to be told of its use,
+    /// also if it is refused, is added to `notes`.
     pub async fn authenticate(
         &self,
         token: &str,
         audiences: Option<&[String]>,
+        notes: &mut Vec<TokenNote>,
     ) -> Result<(UserInfo, Vec<String>), AuthError> {
         let wanted = audiences.unwrap_or(&self.audiences);
         let both = |of: &[String]| -> Vec<String> {
@@ -63,7 +67,7 @@ impl Tokens {
         };
         let mut refused = Vec::new();
         if let Some(verifier) = &self.service_accounts {
-            match verifier.verify(token, audiences).await {
+            match verifier.verify(token, audiences, notes).await {
                 Ok(user) => {
                     // COMPAT: who asks for nothing special hears the server's own.
                     let found = match audiences {
@@ -77,6 +81,14 @@ impl Tokens {
             }
         }
         let for_others = both(&self.audiences).is_empty() && !wanted.is_empty();
+        // Legacy tokens have no audiences: they are for this server.
+        if let Some(legacy) = self.legacy.as_ref().filter(|_| !for_others) {
+            match legacy.user(token, notes).await {
+                Ok(Some(user)) => return Ok((user, both(&self.audiences))),
+                Ok(None) => {}
+                Err(error) => refused.push(error),
+            }
+        }
         for other in &self.others {
             if for_others && !other.knows_audiences() {
                 continue;
@@ -173,6 +185,7 @@ mod tests {
         let other = vec!["vault".to_owned(), "api".to_owned()];
         let tokens = Tokens {
             service_accounts: None,
+            legacy: None,
             others: vec![
                 Box::new(Knows("a", None)),
                 Box::new(Knows("b", Some(other.clone()))),
@@ -181,7 +194,7 @@ mod tests {
         };
         let check =
             async |token: &str, audiences: Option<&[String]>, expected: Result<(&str, &[&str]), &str>| {
-                let found = tokens.authenticate(token, audiences).await;
+                let found = tokens.authenticate(token, audiences, &mut Vec::new()).await;
                 let found = found.map_err(|error| error.told());
                 let found = found.as_ref().map(|(user, audiences)| {
                     (

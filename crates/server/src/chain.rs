@@ -10,7 +10,7 @@ use futures::FutureExt;
 use http::{HeaderValue, Request, header, request::Parts};
 use parking_lot::Mutex;
 use serde_json::Value;
-use skiff_auth::{Attributes, Decision, Impersonated, OwnedAttributes, Peer, UserInfo};
+use skiff_auth::{Attributes, Decision, Impersonated, OwnedAttributes, Peer, TokenNote, UserInfo};
 use skiff_meta::{GroupResource, Status};
 use skiff_registry::fields::Tracking;
 use skiff_registry::{Context, now_us, object};
@@ -232,50 +232,59 @@ impl Inner {
         let _in_flight = (!long_running).then(|| self.metrics.in_flight(exchange.info.mutating()));
 
         // Authentication.
-        let user = {
+        let mut notes = Vec::new();
+        let found = {
             let _stage = exchange.context.stage("authn");
+            let (parts, authenticator) = (&exchange.parts, &self.authenticator);
             match identity {
-                Identity::Fixed(user) => user,
-                Identity::Peer(peer) => {
-                    let (parts, authenticator) = (&exchange.parts, &self.authenticator);
-                    let found = match authenticator.by_connection(parts, peer.as_deref()) {
-                        Ok(Some(user)) => {
-                            self.metrics.client_certificate(peer.as_deref());
-                            Ok(user)
-                        }
-                        Ok(None) => {
-                            if skiff_auth::space_before_token(&parts.headers) {
-                                let why = "the provided Authorization header contains extra space before the bearer token, and is ignored";
-                                exchange.context.warn(why.to_string());
-                            }
-                            authenticator.by_token(parts, None).boxed().await
-                        }
-                        Err(refused) => authenticator.by_token(parts, Some(refused)).boxed().await,
-                    };
-                    match found {
-                        Ok(user) => user,
-                        Err(error) => {
-                            tracing::debug!(%error, path = exchange.info.path, "unauthenticated");
-                            if let Some(auditor) = &self.audit {
-                                let nobody = Arc::new(UserInfo::default());
-                                let attributes = attributes_of(&exchange.info);
-                                let trail = auditor.begin(exchange, &nobody, &attributes, audit_id);
-                                if let Some(trail) = trail {
-                                    trail.refused(&exchange.context, &Status::unauthorized()).await;
-                                }
-                            }
-                            return Err(Status::unauthorized());
-                        }
+                Identity::Fixed(user) => Ok(user),
+                Identity::Peer(peer) => match authenticator.by_connection(parts, peer.as_deref()) {
+                    Ok(Some(user)) => {
+                        self.metrics.client_certificate(peer.as_deref());
+                        Ok(user)
                     }
+                    Ok(None) => {
+                        if skiff_auth::space_before_token(&parts.headers) {
+                            let why = "the provided Authorization header contains extra space before the bearer token, and is ignored";
+                            exchange.context.warn(why.to_string());
+                        }
+                        authenticator.by_token(parts, None, &mut notes).boxed().await
+                    }
+                    Err(refused) => {
+                        let by_token = authenticator.by_token(parts, Some(refused), &mut notes);
+                        by_token.boxed().await
+                    }
+                },
+            }
+        };
+        let user = match found {
+            Ok(user) => user,
+            Err(error) => {
+                tracing::debug!(%error, path = exchange.info.path, "unauthenticated");
+                let trail = self.audit.as_ref().and_then(|auditor| {
+                    let nobody = Arc::new(UserInfo::default());
+                    auditor.begin(exchange, &nobody, &attributes_of(&exchange.info), audit_id)
+                });
+                if trail.is_some() {
+                    exchange.context.audit();
                 }
+                self.tell_of_token(&exchange.context, &notes);
+                if let Some(trail) = trail {
+                    trail.refused(&exchange.context, &Status::unauthorized()).await;
+                }
+                return Err(Status::unauthorized());
             }
         };
 
         // Audit: RequestReceived is recorded before anything else happens.
-        if let Some(auditor) = &self.audit
-            && let Some(trail) = auditor.begin(exchange, &user, &attributes_of(&exchange.info), audit_id)
-        {
+        let auditor = self.audit.as_ref();
+        let trail = auditor
+            .and_then(|auditor| auditor.begin(exchange, &user, &attributes_of(&exchange.info), audit_id));
+        if trail.is_some() {
             exchange.context.audit();
+        }
+        self.tell_of_token(&exchange.context, &notes);
+        if let Some(trail) = trail {
             if !trail.record(AuditStage::RequestReceived, &exchange.context).await {
                 return Err(Status::internal("failed to store audit event"));
             }
@@ -403,6 +412,19 @@ impl Inner {
             let decision = self.authorizer.decide(user, &view, false);
             let decision = in_time(until, decision.boxed()).await;
             told.push((asked, decision));
+        }
+    }
+
+    /// Tells of the use of a service account's token: in metrics, to the client, and to the audit log.
+    pub fn tell_of_token(&self, context: &Context, notes: &[TokenNote]) {
+        for note in notes {
+            self.metrics.token(note);
+            if let Some(text) = note.warning() {
+                context.warn(text.to_owned());
+            }
+            if let Some((key, value)) = note.annotation() {
+                context.annotate(key, value);
+            }
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use skiff_api::facts;
-use skiff_auth::Peer;
+use skiff_auth::{Peer, TokenNote};
 use skiff_prometheus::{Counter, Family, Gauge, Histogram, Registry, process};
 
 use crate::audit::Auditor;
@@ -186,6 +186,8 @@ pub struct Metrics {
     long_running: Arc<Family<Gauge>>,
     in_flight: Arc<Family<Gauge>>,
     client_certificates: Arc<Family<Histogram>>,
+    /// By the names of the counters.
+    token_notes: Vec<(&'static str, Arc<Family<Counter>>)>,
     unavailable: Arc<Family<Gauge>>,
     unavailable_total: Arc<Family<Counter>>,
 }
@@ -250,6 +252,14 @@ impl Metrics {
                 1,
                 &EXPIRATION_BUCKETS,
             ),
+            token_notes: TokenNote::COUNTERS
+                .iter()
+                .map(|(name, help)| {
+                    let counter = registry.counters(name, help, &[], 1);
+                    counter.with(&[]); // shown before the first one
+                    (*name, counter)
+                })
+                .collect(),
             unavailable: registry.gauges(
                 "aggregator_unavailable_apiservice",
                 "Gauge of APIServices which are marked as unavailable broken down by APIService name.",
@@ -336,6 +346,14 @@ impl Metrics {
         if let Some(ends) = peer.and_then(|peer| peer.leaf_ends) {
             let now = (skiff_registry::now_us() / 1_000_000) as f64;
             self.client_certificates.with(&[]).observe(ends as f64 - now);
+        }
+    }
+
+    /// Counts what is told of a service account's token.
+    pub fn token(&self, note: &TokenNote) {
+        let counter = self.token_notes.iter().find(|(name, _)| *name == note.counter());
+        if let Some((_, counter)) = counter {
+            counter.with(&[]).inc();
         }
     }
 

@@ -240,9 +240,6 @@ impl Server {
         }
         let authentication = config.authentication;
         let mut others: Vec<Box<dyn TokenAuthenticator>> = Vec::new();
-        if let Some(legacy) = legacy {
-            others.push(Box::new(legacy));
-        }
         if let Some(file) = authentication.token_file {
             others.push(Box::new(file));
         }
@@ -259,6 +256,7 @@ impl Server {
         }
         let tokens = Tokens {
             service_accounts,
+            legacy,
             others,
             audiences,
         };

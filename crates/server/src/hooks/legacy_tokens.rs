@@ -58,6 +58,19 @@ impl LegacySecrets for TokenSecrets {
         }
     }
 
+    async fn lists(&self, namespace: &str, account: &str, secret: &str) -> bool {
+        let Some(accounts) = self.0.resources.get("", "v1", "serviceaccounts").cloned() else {
+            return false;
+        };
+        let entry = self.0.get_entry(&accounts, namespace, account, ReadAt::Any).await;
+        let account: Option<Value> = entry
+            .ok()
+            .flatten()
+            .and_then(|entry| encode::decode(&entry.bytes).ok());
+        let listed = account.as_ref().and_then(|account| account["secrets"].as_array());
+        listed.is_some_and(|listed| listed.iter().any(|reference| reference["name"] == secret))
+    }
+
     fn now(&self) -> i64 {
         self.0.now().as_second()
     }

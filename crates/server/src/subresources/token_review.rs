@@ -43,7 +43,10 @@ pub async fn review(
         json!({"authenticated": false, "user": {}})
     } else {
         let asked = (!asked.is_empty()).then_some(asked.as_slice());
-        match tokens.authenticate(&token, asked).await {
+        let mut notes = Vec::new();
+        let found = tokens.authenticate(&token, asked, &mut notes).await;
+        inner.tell_of_token(&exchange.context, &notes);
+        match found {
             Ok((user, audiences)) => {
                 json!({"authenticated": true, "user": user_value(&user), "audiences": audiences})
             }
