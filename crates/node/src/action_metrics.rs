@@ -15,6 +15,13 @@ const MAX_RESOURCES: usize = 200;
 /// Prometheus' own.
 const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
+/// Why a resize cannot be done.
+pub enum Infeasible {
+    CpuManager,
+    MemoryManager,
+    Swap,
+}
+
 pub struct ActionMetrics {
     evictions: Arc<Family<Counter>>,
     preemptions: Arc<Family<Counter>>,
@@ -89,11 +96,12 @@ impl ActionMetrics {
         self.allocations.with(&[resource]).observe_duration(took);
     }
 
-    /// What a static policy does not allow.
-    pub fn resize_infeasible(&self, because_of_cpu: bool) {
-        let detail = match because_of_cpu {
-            true => "guaranteed_pod_cpu_manager_static_policy",
-            false => "guaranteed_pod_memory_manager_static_policy",
+    /// A resize that this node will not do.
+    pub fn resize_infeasible(&self, why: Infeasible) {
+        let detail = match why {
+            Infeasible::Swap => "swap_limitation",
+            Infeasible::CpuManager => "guaranteed_pod_cpu_manager_static_policy",
+            Infeasible::MemoryManager => "guaranteed_pod_memory_manager_static_policy",
         };
         self.infeasible_resizes.with(&[detail]).inc();
     }

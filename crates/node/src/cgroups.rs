@@ -18,6 +18,7 @@ use crate::pods;
 use crate::resources::{
     CgroupResources, MIN_SHARES, QUOTA_PERIOD, QosClass, milli_cpu_to_shares, pod_cgroup_resources, qos_class,
 };
+use crate::swap::SwapAccounting;
 use crate::topology::Managers;
 
 /// Where the hierarchies are mounted.
@@ -136,6 +137,8 @@ pub struct Cgroups {
     pod_max_pids: Option<i64>,
     /// The sizes of huge pages, in KiB.
     page_sizes: Vec<u64>,
+    /// Whether limits of CPU are enforced.
+    has_quota: bool,
     /// Knows which pods have CPUs of their own.
     managers: Option<Arc<Managers>>,
     /// CPU requests of burstable pods, whose sum is the weight of their common parent.
@@ -158,6 +161,7 @@ impl Cgroups {
             root: root.trim_matches('/').to_owned(),
             pod_max_pids: None,
             page_sizes: Vec::new(),
+            has_quota: true,
             managers: None,
             burstable: Mutex::default(),
         }
@@ -170,6 +174,10 @@ impl Cgroups {
             page_sizes,
             ..self
         }
+    }
+
+    pub fn with_quota(self, has_quota: bool) -> Self {
+        Cgroups { has_quota, ..self }
     }
 
     pub fn with_managers(self, managers: Arc<Managers>) -> Self {
@@ -191,11 +199,32 @@ impl Cgroups {
         }
     }
 
+    /// How the kernel counts the swap of pods, whose cgroups are below ours or wherever the runtime puts them.
+    pub fn swap_accounting(&self) -> SwapAccounting {
+        let of = |hierarchies: &Hierarchies, v2_path: &str| match hierarchies {
+            Hierarchies::V1 { controllers, .. } => {
+                let memory = controllers.get("memory");
+                memory.map_or(SwapAccounting::None, |memory| SwapAccounting::v1(memory))
+            }
+            Hierarchies::V2(mount) => SwapAccounting::v2(&join(mount, v2_path)),
+            Hierarchies::None => SwapAccounting::None,
+        };
+        if self.hierarchies != Hierarchies::None {
+            return of(&self.hierarchies, &self.class_path(QosClass::Guaranteed));
+        }
+        // COMPAT: as upstream, by this process' own cgroup.
+        let own = std::fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let own = own.lines().find_map(|line| line.strip_prefix("0::"));
+        let hierarchies = Hierarchies::detect().unwrap_or(Hierarchies::None);
+        of(&hierarchies, own.unwrap_or_default())
+    }
+
     /// What the pod's cgroup shall have. COMPAT: no quota, if a container has CPUs of its own.
     pub fn pod_resources(&self, pod: &Pod) -> CgroupResources {
         let mut wanted = pod_cgroup_resources(pod);
         let managers = self.managers.as_ref();
-        if managers.is_some_and(|managers| managers.cpus.has_exclusive(pods::uid(pod))) {
+        let is_exclusive = managers.is_some_and(|managers| managers.cpus.has_exclusive(pods::uid(pod)));
+        if is_exclusive || !self.has_quota {
             wanted.cpu_quota = None;
         }
         wanted

@@ -12,10 +12,16 @@ use crate::container_gc::ContainerGcPolicy;
 use crate::local_volumes::Folder;
 use crate::node_shutdown::NodeShutdownConfig;
 use crate::pressure::{ImageLimits, Thresholds};
+use crate::pull_rate::PullRate;
 use crate::pull_records::VerificationPolicy;
+use crate::runtime_health::RuntimePatience;
 use crate::static_pods::StaticPodConfig;
+use crate::swap::SwapConfig;
 use crate::sysctls::AllowedSysctls;
 use crate::topology::ManagersConfig;
+
+/// As many images at once as are wanted.
+pub const UNLIMITED_PULLS: usize = tokio::sync::Semaphore::MAX_PERMITS;
 
 /// Makes the CNI configuration list (JSON) for the node's pod CIDRs.
 pub type CniConfig = Arc<dyn Fn(&[String]) -> String + Send + Sync>;
@@ -31,8 +37,15 @@ pub struct NodeConfig {
     pub log_dir: PathBuf,
     /// `unix:///path`.
     pub runtime_endpoint: String,
+    /// Of a call to it that should be quick.
+    pub runtime_request_timeout: Duration,
+    pub runtime_patience: RuntimePatience,
     /// The kubelet's HTTPS server; port 0 takes a free one, which the node then announces.
     pub server_bind: SocketAddr,
+    /// Where `/healthz` is without TLS: the address, and the port, zero for none. Without one it is 10248 beside 10250, the
+    /// port of the cluster of the default name, and none elsewhere.
+    pub healthz_bind_address: IpAddr,
+    pub healthz_port: Option<u16>,
     pub tls_cert_pem: Vec<u8>,
     pub tls_key_pem: Vec<u8>,
     /// Shown instead of these: a certificate that is renewed while the server runs. Until there is one, handshakes fail.
@@ -52,7 +65,12 @@ pub struct NodeConfig {
     pub cni_config: Option<CniConfig>,
     /// Known before the API assigns one (a single node); else the node waits for `spec.podCIDR`.
     pub pod_cidrs: Vec<String>,
+    /// How often the node's status is made anew, and how often it is written though nothing has changed.
+    pub node_status_update_frequency: Duration,
+    pub node_status_report_frequency: Duration,
     pub max_pods: u32,
+    /// Not more pods than this for each CPU; zero: as many as `max_pods`.
+    pub pods_per_core: u32,
     /// Processes and threads of one pod; `None` is as many as the machine allows.
     pub pod_max_pids: Option<i64>,
     /// How many images are pulled at once.
@@ -94,6 +112,21 @@ pub struct NodeConfig {
     pub node_shutdown: NodeShutdownConfig,
     /// The policies of the CPU, memory and topology managers.
     pub managers: ManagersConfig,
+    /// Containers that name no seccomp profile get the runtime's.
+    pub seccomp_default: bool,
+    /// Of the machine at its cloud, told when the node registers.
+    pub provider_id: String,
+    /// Whether limits of CPU are enforced.
+    pub cpu_cfs_quota: bool,
+    /// The node does not start if the kernel's settings are not those it counts on.
+    pub protect_kernel_defaults: bool,
+    pub pull_rate: PullRate,
+    /// Exec, attach and port-forward end when nothing has passed for this long.
+    pub streaming_idle_timeout: Option<Duration>,
+    /// Where `client_ca_pem` was read, if not from the cluster.
+    pub client_ca_file: Option<PathBuf>,
+    /// Upstream's default is not to start with swap on. Here it is to start, as k3s does, and to keep containers out of swap.
+    pub swap: SwapConfig,
 }
 
 impl NodeConfig {
@@ -110,7 +143,11 @@ impl NodeConfig {
             log_dir: data_dir.join("logs"),
             data_dir,
             runtime_endpoint: runtime_endpoint.into(),
+            runtime_request_timeout: Duration::from_secs(120),
+            runtime_patience: RuntimePatience::default(),
             server_bind: SocketAddr::from(([0, 0, 0, 0], 0)),
+            healthz_bind_address: IpAddr::from([127, 0, 0, 1]),
+            healthz_port: None,
             tls_cert_pem: Vec::new(),
             tls_key_pem: Vec::new(),
             tls_resolver: None,
@@ -123,7 +160,10 @@ impl NodeConfig {
             cni_conf_dir: None,
             cni_config: None,
             pod_cidrs: Vec::new(),
+            node_status_update_frequency: Duration::from_secs(10),
+            node_status_report_frequency: Duration::from_secs(300),
             max_pods: 110,
+            pods_per_core: 0,
             pod_max_pids: None,
             max_parallel_image_pulls: 4,
             node_labels: Vec::new(),
@@ -146,7 +186,35 @@ impl NodeConfig {
             static_pods: StaticPodConfig::default(),
             node_shutdown: NodeShutdownConfig::default(),
             managers: ManagersConfig::default(),
+            seccomp_default: false,
+            provider_id: String::new(),
+            cpu_cfs_quota: true,
+            protect_kernel_defaults: false,
+            pull_rate: PullRate::default(),
+            streaming_idle_timeout: Some(Duration::from_secs(4 * 3600)),
+            client_ca_file: None,
+            swap: SwapConfig::default(),
         }
+    }
+
+    /// COMPAT: a limit for each CPU only lowers how many pods the node takes.
+    pub(crate) fn limit_pods_by_cpus(&mut self, cpus: i64) {
+        let by_cpus = u32::try_from(cpus)
+            .unwrap_or(u32::MAX)
+            .saturating_mul(self.pods_per_core);
+        if self.pods_per_core > 0 {
+            self.max_pods = self.max_pods.min(by_cpus);
+        }
+    }
+
+    pub(crate) fn healthz_address(&self) -> Option<SocketAddr> {
+        let beside = if self.server_bind.port() == 10250 {
+            10248
+        } else {
+            0
+        };
+        let port = self.healthz_port.unwrap_or(beside);
+        (port != 0).then(|| SocketAddr::new(self.healthz_bind_address, port))
     }
 
     /// CPUs that are reserved by name replace the amount that is reserved.

@@ -16,7 +16,8 @@ use crate::resources::{
 };
 use crate::runtime::log_path;
 use crate::sandbox_config::identity_labels;
-use crate::security::{ImageUser, container_context};
+use crate::security::{ImageUser, Seccomp, container_context};
+use crate::swap::SwapControl;
 
 pub struct ContainerInputs<'a> {
     pub pod: &'a Pod,
@@ -26,9 +27,12 @@ pub struct ContainerInputs<'a> {
     pub env: &'a [(String, String)],
     pub mounts: Vec<v1::Mount>,
     pub memory_capacity: i64,
+    pub swap: &'a SwapControl,
+    /// Whether limits of CPU are enforced.
+    pub cpu_cfs_quota: bool,
     /// In KiB.
     pub page_sizes: &'a [u64],
-    pub seccomp_root: &'a str,
+    pub seccomp: Seccomp<'a>,
     /// The container whose processes an ephemeral container shall see.
     pub target_container_id: Option<String>,
     /// The sandbox's.
@@ -50,8 +54,10 @@ pub fn container_config(inputs: ContainerInputs<'_>) -> v1::ContainerConfig {
         env,
         mut mounts,
         memory_capacity,
+        swap,
+        cpu_cfs_quota,
         page_sizes,
-        seccomp_root,
+        seccomp,
         target_container_id,
         user_namespace,
     } = inputs;
@@ -66,7 +72,7 @@ pub fn container_config(inputs: ContainerInputs<'_>) -> v1::ContainerConfig {
             uid: image.uid,
             name: &image.username,
         },
-        seccomp_root,
+        seccomp,
     );
     if let (Some(target), Some(options)) = (target_container_id, security.namespace_options.as_mut())
         && options.pid == v1::NamespaceMode::Container as i32
@@ -89,6 +95,11 @@ pub fn container_config(inputs: ContainerInputs<'_>) -> v1::ContainerConfig {
         .and_then(|l| l.stop_signal.as_deref())
         .and_then(v1::Signal::from_str_name)
         .map_or(0, |signal| signal as i32);
+    let mut resources = linux_resources(pod, container, memory_capacity, page_sizes);
+    swap.apply(pod, container, &mut resources);
+    if !cpu_cfs_quota {
+        (resources.cpu_period, resources.cpu_quota) = (0, 0);
+    }
     v1::ContainerConfig {
         metadata: Some(v1::ContainerMetadata {
             name: container.name.clone(),
@@ -117,7 +128,7 @@ pub fn container_config(inputs: ContainerInputs<'_>) -> v1::ContainerConfig {
         stdin_once: container.stdin_once == Some(true),
         tty: container.tty == Some(true),
         linux: Some(v1::LinuxContainerConfig {
-            resources: Some(linux_resources(pod, container, memory_capacity, page_sizes)),
+            resources: Some(resources),
             security_context: Some(security),
         }),
         stop_signal,
@@ -219,24 +230,36 @@ mod tests {
                 length: 65536,
             }],
         };
-        let image = ImageInfo {
+        let image = &ImageInfo {
             id: "sha256:1".into(),
             uid: Some(7),
             username: String::new(),
         };
-        let made = container_config(ContainerInputs {
-            pod: &pod,
-            container,
-            restart_count: 3,
-            image: &image,
-            env: &[("A".into(), "b".into())],
-            mounts: vec![v1::Mount::default()],
-            memory_capacity: 1 << 30,
-            page_sizes: &[2048, 1 << 20],
-            seccomp_root: "",
-            target_container_id: None,
-            user_namespace: Some(user.clone()),
-        });
+        let make = |cpu_cfs_quota| {
+            container_config(ContainerInputs {
+                pod: &pod,
+                container,
+                restart_count: 3,
+                image,
+                env: &[("A".into(), "b".into())],
+                mounts: vec![v1::Mount::default()],
+                memory_capacity: 1 << 30,
+                swap: &SwapControl {
+                    accounting: crate::swap::SwapAccounting::V1,
+                    behavior: crate::swap::SwapBehavior::NoSwap,
+                    memory: 1 << 30,
+                    capacity: 1 << 30,
+                },
+                page_sizes: &[2048, 1 << 20],
+                cpu_cfs_quota,
+                seccomp: Seccomp::default(),
+                target_container_id: None,
+                user_namespace: Some(user.clone()),
+            })
+        };
+        let free = make(false).linux.unwrap().resources.unwrap();
+        assert_eq!((free.cpu_period, free.cpu_quota, free.cpu_shares), (0, 0, 256));
+        let made = make(true);
         assert_eq!(
             (&made.mounts[0].uid_mappings, &made.mounts[0].gid_mappings),
             (&user.uids, &user.gids)
@@ -258,6 +281,7 @@ mod tests {
             ),
             (256, 50_000, 32 << 20)
         );
+        assert_eq!(resources.memory_swap_limit_in_bytes, 32 << 20);
         let huge: Vec<(&str, u64)> = resources
             .hugepage_limits
             .iter()

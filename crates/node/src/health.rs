@@ -1,35 +1,37 @@
-//! Whether the runtime and its network can take pods: asks, tells in upstream's words, and hands the node's pod
-//! addresses on to the network.
+//! Asks the runtime whether it and its network can take pods, tells the node, and hands the node's pod addresses on to the
+//! network. What the answers mean is in `runtime_health.rs`.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::Pod;
 use skiff_client::Change;
-use skiff_cri::v1;
 
 use crate::images::describe;
 use crate::kubelet::{FIRST_RETRY, Kubelet, LAST_RETRY};
 use crate::pods;
+use crate::runtime_health::Trouble;
 
 /// How often a healthy runtime is asked how it is.
 const HEALTH_PERIOD: Duration = Duration::from_secs(5);
 const NETWORK_PATIENCE: Duration = Duration::from_secs(30);
 
 impl Kubelet {
-    /// Waits a while for the pod network; `false` if it does not come.
+    /// Waits a while for the runtime and the pod network; `false` if they are not ready by then.
     pub async fn wait_for_network(&self, pod: &Pod) -> bool {
-        let mut network = self.network.subscribe();
-        let Some(why) = network.borrow_and_update().clone() else {
+        let mut troubles = self.troubles.subscribe();
+        let missing = troubles.borrow_and_update().clone();
+        if missing.is_empty() {
             return true;
-        };
-        self.recorder.event(
-            &pods::reference(pod),
-            "Warning",
-            "NetworkNotReady",
-            format!("network is not ready: {why}"),
-        );
-        tokio::time::timeout(NETWORK_PATIENCE, network.wait_for(Option::is_none))
+        }
+        for trouble in &missing {
+            if let Trouble::Network(why) = trouble {
+                let message = format!("network is not ready: {why}");
+                self.recorder
+                    .event(&pods::reference(pod), "Warning", "NetworkNotReady", message);
+            }
+        }
+        tokio::time::timeout(NETWORK_PATIENCE, troubles.wait_for(Vec::is_empty))
             .await
             .is_ok_and(|r| r.is_ok())
     }
@@ -88,29 +90,40 @@ impl Kubelet {
         self.health_check.notify_one();
     }
 
-    /// Asks the runtime how it is: often while something is missing, seldom when all is well.
+    /// Asks the runtime how it is: often while something is missing, seldom when all is well. A runtime that gives no
+    /// answer is noticed meanwhile.
     pub async fn run_health(self: Arc<Self>) {
+        let patience = self.config.runtime_patience;
+        let period = HEALTH_PERIOD.min(patience.status / 6);
         let mut retry = FIRST_RETRY;
         loop {
-            let trouble = match self.runtime.status().await {
-                Ok(status) => {
-                    let trouble = runtime_trouble(status.status.as_ref());
-                    *self.runtime_status.lock() = Some(status);
-                    trouble
+            let mut asked = std::pin::pin!(self.runtime.status(patience.status_call()));
+            let answer = loop {
+                tokio::select! {
+                    () = self.shutdown.cancelled() => return,
+                    answer = &mut asked => break answer,
+                    () = tokio::time::sleep(period) => {
+                        self.tell_troubles();
+                    }
                 }
-                Err(_) => Some("container runtime is down".to_owned()),
             };
-            let pause = if trouble.is_none() { HEALTH_PERIOD } else { retry };
-            retry = if trouble.is_none() {
+            match answer {
+                Ok(status) => {
+                    let mut health = self.runtime_health.lock();
+                    health.answered(status.status.as_ref(), Instant::now());
+                    *self.runtime_status.lock() = Some(status);
+                }
+                Err(status) => {
+                    tracing::debug!(error = describe(&status), "the runtime reports no status");
+                }
+            }
+            let is_well = self.tell_troubles();
+            let pause = if is_well { period } else { retry };
+            retry = if is_well {
                 FIRST_RETRY
             } else {
                 (retry * 2).min(LAST_RETRY)
             };
-            self.network.send_if_modified(|current| {
-                let news = *current != trouble;
-                *current = trouble;
-                news
-            });
             tokio::select! {
                 () = self.shutdown.cancelled() => return,
                 () = self.health_check.notified() => retry = FIRST_RETRY,
@@ -118,58 +131,24 @@ impl Kubelet {
             }
         }
     }
-}
 
-/// What of the runtime keeps the node from being ready, in upstream's words.
-fn runtime_trouble(status: Option<&v1::RuntimeStatus>) -> Option<String> {
-    let condition = |name: &str| {
-        status
-            .into_iter()
-            .flat_map(|s| &s.conditions)
-            .find(|c| c.r#type == name)
-    };
-    for (name, subject) in [
-        ("RuntimeReady", "container runtime not ready"),
-        ("NetworkReady", "container runtime network not ready"),
-    ] {
-        match condition(name) {
-            Some(c) if c.status => {}
-            Some(c) => {
-                return Some(format!(
-                    "{subject}: {name}=false reason:{} message:{}",
-                    c.reason, c.message
-                ));
-            }
-            None => return Some(format!("{subject}: {name} condition is not reported")),
-        }
+    /// Returns whether there are none.
+    fn tell_troubles(&self) -> bool {
+        let health = self.runtime_health.lock();
+        let troubles = health.troubles(&self.config.runtime_patience, Instant::now());
+        let is_well = troubles.is_empty();
+        self.troubles.send_if_modified(|current| {
+            let news = *current != troubles;
+            *current = troubles;
+            news
+        });
+        is_well
     }
-    None
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn troubles() {
-        let condition = |name: &str, status: bool| v1::RuntimeCondition {
-            r#type: name.into(),
-            status,
-            reason: "NetworkPluginNotReady".into(),
-            message: "cni plugin not initialized".into(),
-        };
-        let status = |network: bool| v1::RuntimeStatus {
-            conditions: vec![
-                condition("RuntimeReady", true),
-                condition("NetworkReady", network),
-            ],
-        };
-        assert_eq!(runtime_trouble(Some(&status(true))), None);
-        assert_eq!(
-            runtime_trouble(Some(&status(false))).as_deref(),
-            Some(
-                "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:cni plugin not initialized"
-            )
-        );
+    /// Why the runtime keeps the node from being ready.
+    pub fn trouble_messages(&self) -> Vec<String> {
+        let (patience, now) = (&self.config.runtime_patience, Instant::now());
+        let troubles = self.troubles.borrow();
+        troubles.iter().map(|one| one.message(patience, now)).collect()
     }
 }

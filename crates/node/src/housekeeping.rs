@@ -1,12 +1,14 @@
 //! Work by the clock: pods the API does not know are ended, what they left is removed, old containers go, logs are
 //! rotated, disk limits are looked after.
 
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::images::describe;
 use crate::kubelet::Kubelet;
+use crate::observed::ObservedPod;
 
 const ORPHAN_PERIOD: Duration = Duration::from_secs(10);
 const LIMIT_PERIOD: Duration = Duration::from_secs(10);
@@ -67,8 +69,21 @@ impl Kubelet {
         let on_disk = self.volumes.pods_on_disk();
         let in_cgroups = self.cgroups.pods();
         let in_logs = logs_by_pod(&self.config.log_dir);
+        let states = self.states();
+        let taken: HashSet<String> = { states.iter() }
+            .flat_map(|state| ids(&state.observed()))
+            .collect();
         for (uid, outline) in &outlines {
             if self.is_known(uid) {
+                continue;
+            }
+            let mut listed = outline.sandboxes.iter().chain(&outline.containers);
+            if let Some((id, _)) = listed.find(|(id, _)| taken.contains(id)) {
+                tracing::warn!(
+                    uid,
+                    id,
+                    "the runtime lists what belongs to another pod; it is left alone"
+                );
                 continue;
             }
             tracing::info!(
@@ -109,6 +124,13 @@ impl Kubelet {
         }
         self.remove_traces(uid, namespace, name).await
     }
+}
+
+/// Of the sandboxes and containers of a pod.
+fn ids(observed: &ObservedPod) -> Vec<String> {
+    let containers = observed.containers.iter().map(|one| one.id.clone());
+    let sandboxes = observed.sandboxes.iter().map(|one| one.id.clone());
+    containers.chain(sandboxes).collect()
 }
 
 /// The log directories, each with the uid of its pod: the last part of its name.

@@ -17,6 +17,7 @@ use crate::durations::go_duration;
 use crate::image_name;
 use crate::marks;
 use crate::pods;
+use crate::pull_rate::{self, PullLimiter, PullRate};
 use crate::pull_records::{PullRecords, VerificationPolicy, credential_hash};
 use crate::runtime::Runtime;
 
@@ -79,6 +80,7 @@ pub struct Images {
     runtime: Runtime,
     recorder: EventRecorder,
     slots: Semaphore,
+    limiter: PullLimiter,
     backoff: Mutex<Backoff>,
     pub records: Arc<PullRecords>,
     providers: CredentialProviders,
@@ -102,8 +104,16 @@ impl Images {
             runtime,
             recorder,
             slots: Semaphore::new(parallel.max(1)),
+            limiter: PullLimiter::new(PullRate::default()),
             backoff: Mutex::new(Backoff::new(INITIAL_BACKOFF, MAX_BACKOFF)),
             last_errors: Mutex::default(),
+        }
+    }
+
+    pub fn with_rate(self, rate: PullRate) -> Self {
+        Images {
+            limiter: PullLimiter::new(rate),
+            ..self
         }
     }
 
@@ -366,26 +376,31 @@ impl Images {
         sandbox_config: &v1::PodSandboxConfig,
     ) -> Result<Option<String>, skiff_cri::Status> {
         if credentials.is_empty() && of_machine.is_empty() {
-            return self
-                .runtime
-                .pull_image(image, None, Some(sandbox_config.clone()))
-                .await
-                .map(|_| None);
+            return { self.pull_image(image, None, sandbox_config).await }.map(|_| None);
         }
         let mut last = skiff_cri::Status::unknown("no credentials were tried");
         let own = credentials.into_iter().map(|auth| (auth, true));
         for (auth, is_own) in own.chain(of_machine.into_iter().map(|auth| (auth, false))) {
             let hash = is_own.then(|| credential_hash(&auth.username, &auth.password));
-            match self
-                .runtime
-                .pull_image(image, Some(auth), Some(sandbox_config.clone()))
-                .await
-            {
+            match self.pull_image(image, Some(auth), sandbox_config).await {
                 Ok(_) => return Ok(hash),
                 Err(status) => last = status,
             }
         }
         Err(last)
+    }
+
+    async fn pull_image(
+        &self,
+        image: &str,
+        auth: Option<v1::AuthConfig>,
+        sandbox_config: &v1::PodSandboxConfig,
+    ) -> Result<String, skiff_cri::Status> {
+        if !self.limiter.accepts(Instant::now()) {
+            return Err(skiff_cri::Status::resource_exhausted(pull_rate::EXCEEDED));
+        }
+        let sandbox_config = Some(sandbox_config.clone());
+        self.runtime.pull_image(image, auth, sandbox_config).await
     }
 }
 

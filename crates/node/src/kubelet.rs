@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use k8s_openapi::api::core::v1::{Node, Pod, Service};
+use k8s_openapi::api::core::v1::{ContainerImage, Node, Pod, Service};
 use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::jiff::Timestamp;
 use kube::{Api, Client};
@@ -29,6 +29,7 @@ use crate::dns::parse_resolv_conf;
 use crate::dra::{DRA_PLUGIN, Dra};
 use crate::field_ref::NodeFacts;
 use crate::images::Images;
+use crate::kernel_defaults;
 use crate::machine::Machine;
 use crate::marks;
 use crate::metrics::Metrics;
@@ -46,9 +47,11 @@ use crate::pull_records::PullRecords;
 use crate::resize::{Record, Resize};
 use crate::resources::{milli_value, value};
 use crate::runtime::Runtime;
+use crate::runtime_health::{RuntimeHealth, Trouble, joined};
 use crate::server;
 use crate::static_pods::{StaticPods, from_api, is_mirror};
 use crate::status::{StatusInput, generate, statuses_equal};
+use crate::swap::{self, SwapControl};
 use crate::topology::{self, Managers};
 use crate::user_namespaces::UserNamespaces;
 use crate::volumes::Volumes;
@@ -73,6 +76,12 @@ pub enum Error {
         "static policies of the CPU and memory managers need the cpuset controller, which this machine's cgroups lack"
     )]
     NoCpuset,
+    #[error("{0}")]
+    KernelDefaults(String),
+    #[error("failed to determine if swap is on: {0}")]
+    UnknownSwap(std::io::Error),
+    #[error("running with swap on is not supported, please disable swap or set --fail-swap-on flag to false")]
+    SwapOn,
     #[error("the node's server: {0}")]
     Server(#[from] server::Error),
 }
@@ -99,6 +108,7 @@ pub struct Kubelet {
     pub dra: Dra,
     pub csi: Arc<Csi>,
     pub cgroups: Cgroups,
+    pub swap: SwapControl,
     pub objects: Arc<dyn Objects>,
     pub machine: Machine,
     pub server_port: u16,
@@ -113,8 +123,12 @@ pub struct Kubelet {
     /// A resize waits for room.
     pub resizes_wait: AtomicBool,
     pub crash_backoff: Mutex<Backoff>,
-    /// Why the node is not ready; `None` when it is.
-    pub network: watch::Sender<Option<String>>,
+    /// A leaf lock.
+    pub(crate) runtime_health: Mutex<RuntimeHealth>,
+    /// What keeps the runtime from running pods.
+    pub(crate) troubles: watch::Sender<Vec<Trouble>>,
+    /// `None` before they have been listed.
+    pub(crate) node_images: watch::Sender<Option<Vec<ContainerImage>>>,
     /// The machine is about to shut down.
     pub(crate) node_shutdown: watch::Sender<bool>,
     /// What the node is short of.
@@ -133,6 +147,15 @@ pub struct Kubelet {
 
 /// Runs the node until `shutdown`. Containers stay as they are when it ends.
 pub async fn run(mut config: NodeConfig, client: Client, shutdown: CancellationToken) -> Result<(), Error> {
+    let swap_is_on = swap::is_on().map_err(Error::UnknownSwap)?;
+    if swap_is_on && config.swap.fail_on {
+        return Err(Error::SwapOn);
+    }
+    if config.protect_kernel_defaults
+        && let Some(why) = joined(kernel_defaults::different(Path::new("/proc/sys")))
+    {
+        return Err(Error::KernelDefaults(why));
+    }
     make_directories(&config)?;
     config.reserve_named_cpus();
     let factory = InformerFactory::new(client.clone(), shutdown.clone());
@@ -145,8 +168,10 @@ pub async fn run(mut config: NodeConfig, client: Client, shutdown: CancellationT
     let server_port = listener.local_addr().map_err(server::Error::from)?.port();
     let tls = server::tls_config(&config)?;
     let metrics = Metrics::new(&config.kubelet_version, &config.node_name);
-    let runtime = Runtime::connect(&config.runtime_endpoint, metrics.clone()).await?;
+    let timeout = config.runtime_request_timeout;
+    let runtime = Runtime::connect(&config.runtime_endpoint, metrics.clone(), timeout).await?;
     let machine = Machine::detect(&config.data_dir);
+    config.limit_pods_by_cpus(machine.cpus);
     let managers = Managers::restored(
         (&config.data_dir, Path::new(topology::SYSTEM)),
         &config.managers,
@@ -159,6 +184,7 @@ pub async fn run(mut config: NodeConfig, client: Client, shutdown: CancellationT
     let cgroups = Cgroups::new(&config.cgroup_root, config.cgroups_per_qos)
         .map(|cgroups| cgroups.with_limits(config.pod_max_pids, machine.page_sizes()))
         .map(|cgroups| cgroups.with_managers(managers.clone()))
+        .map(|cgroups| cgroups.with_quota(config.cpu_cfs_quota))
         .and_then(|cgroups| cgroups.set_up().map(|()| cgroups))
         .map_err(|source| Error::Cgroups {
             root: config.cgroup_root.clone(),
@@ -167,6 +193,12 @@ pub async fn run(mut config: NodeConfig, client: Client, shutdown: CancellationT
     if managers.pins() && !cgroups.has_cpuset() {
         return Err(Error::NoCpuset);
     }
+    let swap = SwapControl {
+        accounting: cgroups.swap_accounting(),
+        behavior: config.swap.behavior,
+        memory: machine.memory,
+        capacity: machine.swap,
+    };
     let Some(version) = until_answered(&shutdown, || runtime.version()).await else {
         return Ok(());
     };
@@ -194,7 +226,8 @@ pub async fn run(mut config: NodeConfig, client: Client, shutdown: CancellationT
     ));
     let volumes = Volumes::new(&config.data_dir, objects.clone())
         .with_recorder(recorder.clone())
-        .with_csi(csi.clone());
+        .with_csi(csi.clone())
+        .with_metrics(&metrics.registry);
     let on_disk = volumes.pods_on_disk().into_iter();
     let user_namespaces = UserNamespaces::restore(
         config.max_pods,
@@ -212,7 +245,8 @@ pub async fn run(mut config: NodeConfig, client: Client, shutdown: CancellationT
             config.max_parallel_image_pulls,
             PullRecords::new(config.data_dir.join("image_manager")),
             (providers, config.image_verification.clone()),
-        ),
+        )
+        .with_rate(config.pull_rate),
         volumes,
         disk_stats: DiskStats::default(),
         dra: Dra::restored(
@@ -232,9 +266,9 @@ pub async fn run(mut config: NodeConfig, client: Client, shutdown: CancellationT
             Duration::from_secs(10).min(config.max_container_restart_period),
             config.max_container_restart_period,
         )),
-        network: watch::Sender::new(Some(
-            "container runtime status check may not have completed yet".to_owned(),
-        )),
+        runtime_health: Mutex::new(RuntimeHealth::new(Instant::now())),
+        troubles: watch::Sender::new(vec![Trouble::Unchecked]),
+        node_images: watch::Sender::new(None),
         started: Instant::now(),
         probes: Probes::default(),
         node_shutdown: watch::Sender::new(false),
@@ -251,6 +285,7 @@ pub async fn run(mut config: NodeConfig, client: Client, shutdown: CancellationT
         recorder,
         runtime,
         cgroups,
+        swap,
         objects,
         server_port,
         pods,
@@ -268,6 +303,9 @@ pub async fn run(mut config: NodeConfig, client: Client, shutdown: CancellationT
         "Starting",
         "Starting kubelet.".to_owned(),
     );
+    if swap_is_on {
+        kubelet.tell_of_swap();
+    }
     kubelet.confine_pods();
     kubelet.configure_network(&kubelet.config.pod_cidrs.clone()).await;
     kubelet.follow_node();
@@ -275,6 +313,7 @@ pub async fn run(mut config: NodeConfig, client: Client, shutdown: CancellationT
     let mut tasks = tokio::task::JoinSet::new();
     kubelet.start_static_pods(&mut tasks);
     tasks.spawn(kubelet.clone().run_health());
+    tasks.spawn(kubelet.clone().run_node_images());
     tasks.spawn(kubelet.clone().run_node_status());
     tasks.spawn(kubelet.clone().run_lease());
     tasks.spawn(kubelet.clone().run_pleg(outlines));
@@ -297,6 +336,9 @@ pub async fn run(mut config: NodeConfig, client: Client, shutdown: CancellationT
     tasks.spawn(csi.run(shutdown.clone()));
     tasks.spawn(kubelet.clone().run_object_changes(watched));
     tasks.spawn(server::serve(kubelet.clone(), listener, tls));
+    if let Some(address) = kubelet.config.healthz_address() {
+        tasks.spawn(server::serve_healthz(address, shutdown.clone()));
+    }
     while let Some(result) = tasks.join_next().await {
         if let Err(error) = result
             && error.is_panic()
@@ -543,6 +585,8 @@ impl Kubelet {
             return Ok(());
         }
         let observed = self.runtime.observe(&state.uid).await?;
+        let before = state.observed();
+        self.runtime.check_gone(&state.uid, &before, &observed).await?;
         if state.set_observed(observed) {
             self.probes.wake_pod(&state.uid);
         }

@@ -33,6 +33,7 @@ mod hosts;
 mod housekeeping;
 mod image_name;
 mod images;
+mod kernel_defaults;
 mod kill;
 mod kubelet;
 mod lease;
@@ -58,11 +59,14 @@ mod pods;
 mod preemption;
 mod pressure;
 mod probes;
+mod pull_rate;
 mod pull_records;
 mod resize;
 mod resources;
 mod restart_all;
 mod runtime;
+mod runtime_answers;
+mod runtime_health;
 mod sandbox_config;
 mod security;
 #[cfg(test)]
@@ -72,6 +76,7 @@ mod start;
 mod static_pods;
 mod status;
 mod status_writer;
+mod swap;
 mod sync;
 mod sysctls;
 mod termination;
@@ -81,7 +86,7 @@ mod user_namespaces;
 mod volumes;
 mod watched;
 
-pub use config::{CniConfig, NodeConfig};
+pub use config::{CniConfig, NodeConfig, UNLIMITED_PULLS};
 pub use configuration::{
     Error as ConfigurationError, KubeletConfiguration, Reserved, add_header as add_manifest_header,
 };
@@ -93,7 +98,10 @@ pub use local_volumes::{LocalVolumesConfig, PROVISIONER as LOCAL_PROVISIONER, ru
 pub use node_shutdown::{NodeShutdownConfig, ShutdownPeriod};
 pub use observed::labels::OWNER as OWNER_LABEL;
 pub use pressure::{ImageLimits, ThresholdFlags, Thresholds};
+pub use pull_rate::PullRate;
 pub use pull_records::VerificationPolicy;
+pub use runtime_health::RuntimePatience;
 pub use static_pods::StaticPodConfig;
+pub use swap::{SwapBehavior, SwapConfig, is_on as is_swap_on};
 pub use sysctls::AllowedSysctls;
 pub use topology::{ManagerFlags, ManagersConfig, parse_reserved_memory};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use k8s_openapi::api::core::v1::NodeSystemInfo;
+use k8s_openapi::api::core::v1::{NodeSwapStatus, NodeSystemInfo};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::configuration::Reserved;
@@ -14,6 +14,7 @@ pub struct Machine {
     pub cpus: i64,
     /// Bytes.
     pub memory: i64,
+    pub swap: i64,
     pub ephemeral_storage: i64,
     /// Page size in KiB to bytes of such pages.
     pub huge_pages: Vec<(u64, i64)>,
@@ -41,9 +42,11 @@ impl Machine {
             .ok()
             .and_then(|s| i64::try_from(s.f_blocks.saturating_mul(s.f_frsize)).ok())
             .unwrap_or(0);
+        let meminfo = read("/proc/meminfo");
         Machine {
             cpus,
-            memory: memory_total(&read("/proc/meminfo")),
+            memory: meminfo_bytes(&meminfo, "MemTotal:"),
+            swap: meminfo_bytes(&meminfo, "SwapTotal:"),
             ephemeral_storage,
             huge_pages: huge_pages(),
             app_armor: Path::new("/sys/kernel/security/apparmor").exists()
@@ -113,21 +116,17 @@ fn count_cpus(online: &str) -> Option<i64> {
     Some(count)
 }
 
-fn memory_total(meminfo: &str) -> i64 {
+fn meminfo_bytes(meminfo: &str, name: &str) -> i64 {
     meminfo
         .lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))
+        .find_map(|line| line.strip_prefix(name))
         .and_then(|rest| rest.split_whitespace().next()?.parse::<i64>().ok())
         .map_or(0, |kib| kib * 1024)
 }
 
 /// Memory that processes could still have, for the summary.
 pub fn memory_available() -> i64 {
-    read("/proc/meminfo")
-        .lines()
-        .find_map(|line| line.strip_prefix("MemAvailable:"))
-        .and_then(|rest| rest.split_whitespace().next()?.parse::<i64>().ok())
-        .map_or(0, |kib| kib * 1024)
+    meminfo_bytes(&read("/proc/meminfo"), "MemAvailable:")
 }
 
 /// How many processes and threads the kernel allows.
@@ -177,7 +176,7 @@ pub fn huge_page_name(kib: u64) -> String {
     }
 }
 
-pub fn system_info(runtime_version: String, kubelet_version: &str) -> NodeSystemInfo {
+pub fn system_info(runtime_version: String, kubelet_version: &str, swap: i64) -> NodeSystemInfo {
     let os_release = read("/etc/os-release");
     let os_image = os_release
         .lines()
@@ -194,7 +193,7 @@ pub fn system_info(runtime_version: String, kubelet_version: &str) -> NodeSystem
         machine_id: read("/etc/machine-id"),
         operating_system: "linux".to_owned(),
         os_image,
-        swap: None,
+        swap: (swap != 0).then_some(NodeSwapStatus { capacity: Some(swap) }),
         system_uuid: Some(read("/sys/class/dmi/id/product_uuid"))
             .filter(|u| !u.is_empty())
             .unwrap_or_else(|| read("/etc/machine-id")),
@@ -222,7 +221,7 @@ mod tests {
         assert_eq!(count_cpus("0"), Some(1));
         assert_eq!(count_cpus(""), None);
         assert_eq!(
-            memory_total("MemTotal:       16384256 kB\nMemFree: 1 kB\n"),
+            meminfo_bytes("MemTotal:       16384256 kB\nMemFree: 1 kB\n", "MemTotal:"),
             16_384_256 * 1024
         );
         assert_eq!(huge_page_name(2048), "2Mi");
@@ -235,6 +234,7 @@ mod tests {
             app_armor: false,
             cpus: 2,
             memory: 1 << 30,
+            swap: 0,
             ephemeral_storage: 1 << 40,
             huge_pages: vec![],
         };

@@ -22,10 +22,11 @@ use crate::machine;
 use crate::node_shutdown;
 use crate::objects::error_message;
 use crate::pressure::Condition;
+use crate::runtime_health::joined;
 use crate::status::whole_seconds;
 
-const UPDATE_PERIOD: Duration = Duration::from_secs(10);
-const REPORT_PERIOD: Duration = Duration::from_secs(300);
+const IMAGE_PERIOD: Duration = Duration::from_secs(30);
+const IMAGE_PATIENCE: Duration = Duration::from_secs(2);
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const LAST_RETRY: Duration = Duration::from_secs(7);
 /// What the API server asks for before it lets a pod use it.
@@ -103,16 +104,6 @@ pub fn conditions(
     .collect()
 }
 
-/// Why the node is not ready, as upstream joins several reasons.
-fn not_ready(runtime: Option<&str>, is_shutting_down: bool) -> Option<String> {
-    match (runtime, is_shutting_down) {
-        (None, false) => None,
-        (Some(why), false) => Some(why.to_owned()),
-        (None, true) => Some(node_shutdown::NOT_READY.to_owned()),
-        (Some(why), true) => Some(format!("[{why}, {}]", node_shutdown::NOT_READY)),
-    }
-}
-
 /// The largest images first, as the scheduler wants to know what is costly to fetch.
 fn image_list(images: Vec<v1::Image>) -> Vec<ContainerImage> {
     let mut images = images;
@@ -176,8 +167,10 @@ impl Kubelet {
     pub async fn run_node_status(self: Arc<Self>) {
         let began = whole_seconds(Timestamp::now());
         let api: Api<Node> = Api::all(self.client.clone());
-        let mut images = self.runtime.images().await.map(image_list).unwrap_or_default();
-        let mut last = self.node_status(None, images.clone());
+        // They come with the first report, unless the runtime is slow.
+        let mut images = self.node_images.subscribe();
+        let _ = tokio::time::timeout(IMAGE_PATIENCE, images.wait_for(Option::is_some)).await;
+        let mut last = self.node_status(None);
         let Some(mut known) = self.register(&api, &last).await else {
             return;
         };
@@ -187,21 +180,20 @@ impl Kubelet {
         // What an earlier process left is said again: who waits for this one sees that it is there.
         let mut is_old = heard_at(&reported) < Some(began);
         let mut retry = FIRST_RETRY;
-        let mut network = self.network.subscribe();
+        let mut troubles = self.troubles.subscribe();
         let mut pressure = self.pressure.subscribe();
         let mut node_shutdown = self.node_shutdown.subscribe();
         let mut in_use_changes = self.csi.in_use_changes();
-        let mut ticks = 0u32;
         loop {
             if let Some(node) = self.node.list().first() {
                 take_over_conditions(&mut reported, &known, node);
             }
             let previous = reported.conditions.clone().unwrap_or_default();
-            last = self.node_status(Some(&previous), images.clone());
+            last = self.node_status(Some(&previous));
             last.volumes_attached = reported.volumes_attached.clone();
             let in_use = self.csi.volumes_in_use();
             last.volumes_in_use = (!in_use.is_empty()).then_some(in_use);
-            let due = is_old || reported_at.elapsed() >= REPORT_PERIOD;
+            let due = is_old || reported_at.elapsed() >= self.config.node_status_report_frequency;
             if due || !same(&last, &reported) {
                 match self.patch_status(&api, &last).await {
                     Ok(node) => {
@@ -216,7 +208,6 @@ impl Kubelet {
                         reported_at = Instant::now();
                         is_old = false;
                         retry = FIRST_RETRY;
-                        continue;
                     }
                     Err(error) if error.is_not_found() => match self.register(&api, &last).await {
                         Some(node) => {
@@ -240,17 +231,29 @@ impl Kubelet {
             }
             tokio::select! {
                 () = self.shutdown.cancelled() => return,
-                _ = network.changed() => {}
+                _ = troubles.changed() => {}
                 _ = pressure.changed() => {}
                 _ = node_shutdown.changed() => {}
                 () = self.device_plugins.changed.notified() => {}
                 _ = in_use_changes.changed() => {}
-                () = tokio::time::sleep(UPDATE_PERIOD) => {
-                    ticks += 1;
-                    if ticks.is_multiple_of(3) && let Ok(list) = self.runtime.images().await {
-                        images = image_list(list);
-                    }
+                () = tokio::time::sleep(self.config.node_status_update_frequency) => {}
+            }
+        }
+    }
+
+    /// Lists the images of the runtime. The status does not wait for a runtime that hangs.
+    pub async fn run_node_images(self: Arc<Self>) {
+        loop {
+            let listed = self.runtime.images().await;
+            self.node_images.send_modify(|images| match listed {
+                Ok(list) => *images = Some(image_list(list)),
+                Err(_) => {
+                    images.get_or_insert_default();
                 }
+            });
+            tokio::select! {
+                () = self.shutdown.cancelled() => return,
+                () = tokio::time::sleep(IMAGE_PERIOD) => {}
             }
         }
     }
@@ -295,9 +298,14 @@ impl Kubelet {
         }
     }
 
-    fn node_status(&self, previous: Option<&[NodeCondition]>, images: Vec<ContainerImage>) -> NodeStatus {
+    fn node_status(&self, previous: Option<&[NodeCondition]>) -> NodeStatus {
         let config = &self.config;
-        let not_ready = not_ready(self.network.borrow().as_deref(), *self.node_shutdown.borrow());
+        let images = self.node_images.borrow().clone().unwrap_or_default();
+        let mut missing = self.trouble_messages();
+        if *self.node_shutdown.borrow() {
+            missing.push(node_shutdown::NOT_READY.to_owned());
+        }
+        let not_ready = joined(missing);
         let mut addresses: Vec<NodeAddress> = config
             .host_ips()
             .into_iter()
@@ -331,6 +339,7 @@ impl Kubelet {
             node_info: Some(machine::system_info(
                 self.runtime_version.clone(),
                 &config.kubelet_version,
+                self.machine.swap,
             )),
             images: (!images.is_empty()).then_some(images),
             runtime_handlers: (!handlers.is_empty()).then_some(handlers),
@@ -394,6 +403,7 @@ impl Kubelet {
                 taints: (!taints.is_empty()).then_some(taints),
                 pod_cidr: self.config.pod_cidrs.first().cloned(),
                 pod_cidrs: (!self.config.pod_cidrs.is_empty()).then(|| self.config.pod_cidrs.clone()),
+                provider_id: Some(self.config.provider_id.clone()).filter(|id| !id.is_empty()),
                 ..Default::default()
             }),
             status: Some(status.clone()),

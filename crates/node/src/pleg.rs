@@ -5,77 +5,66 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use skiff_cri::Code;
+use skiff_cri::{Code, Status};
+use tokio::sync::watch;
 
 use crate::kubelet::Kubelet;
 use crate::runtime::{PodOutline, changed};
 
 /// Without events a change is seen within this time.
 const RELIST: Duration = Duration::from_secs(1);
-/// With events a listing only catches what a broken stream missed.
-const SAFETY_RELIST: Duration = Duration::from_secs(30);
 const REOPEN: Duration = Duration::from_millis(500);
 
 impl Kubelet {
     pub async fn run_pleg(self: Arc<Self>, mut known: HashMap<String, PodOutline>) {
-        let mut has_events = true;
+        let (is_open, mut opened) = watch::channel(false);
+        // With events a listing only catches what a broken stream missed.
+        let safety_relist = self.config.runtime_patience.safety_relist();
         let mut last = None;
-        loop {
-            let mut events = match has_events {
-                true => match self.runtime.events().await {
-                    Ok(events) => Some(events),
-                    Err(status) if status.code() == Code::Unimplemented => {
-                        tracing::info!("the container runtime has no events; it is listed every second");
-                        has_events = false;
-                        None
-                    }
-                    Err(_) => None,
-                },
-                false => None,
-            };
-            // Whatever happened while there was no stream.
-            self.relist(&mut known, &mut last).await;
+        let relists = async {
             loop {
-                let pause = match (&events, has_events) {
-                    (Some(_), _) => SAFETY_RELIST,
-                    (None, true) => REOPEN,
-                    (None, false) => RELIST,
-                };
-                let next = async {
-                    match &mut events {
-                        Some(stream) => stream.message().await,
-                        None => std::future::pending().await,
-                    }
-                };
+                // Before the list: what happened while there was no stream is in a list that is made after it was opened.
+                let has_events = *opened.borrow_and_update();
+                self.relist(&mut known, &mut last).await;
+                let pause = if has_events { safety_relist } else { RELIST };
                 tokio::select! {
-                    () = self.shutdown.cancelled() => return,
-                    () = tokio::time::sleep(pause) => {
-                        if events.is_none() && has_events {
-                            break;
-                        }
-                        self.relist(&mut known, &mut last).await;
-                    }
-                    message = next => match message {
-                        Ok(Some(event)) => {
-                            if let Some(metadata) = event.pod_sandbox_status.and_then(|s| s.metadata) {
-                                self.wake(&metadata.uid);
-                            }
-                        }
-                        Ok(None) => break,
-                        // Some runtimes only say so when the stream is read.
-                        Err(status) => {
-                            if status.code() == Code::Unimplemented {
-                                has_events = false;
-                            } else {
-                                tracing::debug!(error = status.message(), "the runtime's event stream broke");
-                                tokio::time::sleep(REOPEN).await;
-                            }
-                            break;
-                        }
-                    }
+                    () = tokio::time::sleep(pause) => {}
+                    Ok(()) = opened.changed() => {}
                 }
             }
+        };
+        tokio::select! {
+            () = self.shutdown.cancelled() => {}
+            () = relists => {}
+            () = self.follow_events(&is_open) => {}
         }
+    }
+
+    /// Some runtimes answer only when there is an event: nothing else may wait for the stream to open.
+    async fn follow_events(&self, is_open: &watch::Sender<bool>) {
+        loop {
+            let ended = self.read_events(is_open).await;
+            is_open.send_if_modified(|open| std::mem::replace(open, false));
+            if let Err(status) = ended {
+                if status.code() == Code::Unimplemented {
+                    tracing::info!("the container runtime has no events; it is listed every second");
+                    return std::future::pending().await;
+                }
+                tracing::debug!(error = status.message(), "the runtime's event stream broke");
+            }
+            tokio::time::sleep(REOPEN).await;
+        }
+    }
+
+    async fn read_events(&self, is_open: &watch::Sender<bool>) -> Result<(), Status> {
+        let mut events = self.runtime.events().await?;
+        is_open.send_replace(true);
+        while let Some(event) = events.message().await? {
+            if let Some(metadata) = event.pod_sandbox_status.and_then(|s| s.metadata) {
+                self.wake(&metadata.uid);
+            }
+        }
+        Ok(())
     }
 
     async fn relist(&self, known: &mut HashMap<String, PodOutline>, last: &mut Option<Instant>) {
@@ -85,6 +74,7 @@ impl Kubelet {
             .relisted(began.elapsed(), last.replace(began).map(|last| began - last));
         match found {
             Ok(now) => {
+                self.runtime_health.lock().relisted(began);
                 for uid in changed(known, &now) {
                     self.wake(&uid);
                 }

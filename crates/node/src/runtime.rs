@@ -11,16 +11,18 @@ use skiff_cri::{Channel, Code, ImageServiceClient, RuntimeServiceClient, Status}
 
 use crate::metrics::Metrics;
 use crate::observed::{self, ObservedPod, labels};
+use crate::runtime_answers::{
+    check_container, check_containers, check_count, check_sandbox, check_sandboxes,
+};
 use crate::termination;
-
-/// A call that should be quick; pulls and stops have their own time.
-const TIMEOUT: Duration = Duration::from_secs(120);
 
 #[derive(Clone)]
 pub struct Runtime {
     runtime: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
     metrics: Arc<Metrics>,
+    /// Of a call that should be quick; pulls and stops have their own time.
+    timeout: Duration,
 }
 
 /// One pod's part of a listing: enough to notice a change.
@@ -70,19 +72,21 @@ impl Runtime {
     pub async fn connect(
         endpoint: &str,
         metrics: Arc<Metrics>,
+        timeout: Duration,
     ) -> std::result::Result<Self, skiff_cri::ConnectError> {
         let channel = skiff_cri::connect_lazy(endpoint).await?;
         Ok(Runtime {
             runtime: skiff_cri::runtime_client(channel.clone()),
             images: skiff_cri::image_client(channel),
             metrics,
+            timeout,
         })
     }
 
     pub async fn version(&self) -> Result<v1::VersionResponse> {
         self.within(
             "version",
-            TIMEOUT,
+            self.timeout,
             self.runtime.clone().version(v1::VersionRequest {
                 version: "0.1.0".to_owned(),
             }),
@@ -90,10 +94,10 @@ impl Runtime {
         .await
     }
 
-    pub async fn status(&self) -> Result<v1::StatusResponse> {
+    pub async fn status(&self, limit: Duration) -> Result<v1::StatusResponse> {
         self.within(
             "status",
-            TIMEOUT,
+            limit.min(self.timeout),
             self.runtime.clone().status(v1::StatusRequest { verbose: false }),
         )
         .await
@@ -108,7 +112,7 @@ impl Runtime {
         };
         self.within(
             "update_runtime_config",
-            TIMEOUT,
+            self.timeout,
             self.runtime.clone().update_runtime_config(request),
         )
         .await
@@ -129,7 +133,7 @@ impl Runtime {
         let sandboxes = async {
             self.within(
                 "list_podsandbox",
-                TIMEOUT,
+                self.timeout,
                 self.runtime
                     .clone()
                     .list_pod_sandbox(v1::ListPodSandboxRequest { filter: None }),
@@ -139,7 +143,7 @@ impl Runtime {
         let containers = async {
             self.within(
                 "list_containers",
-                TIMEOUT,
+                self.timeout,
                 self.runtime
                     .clone()
                     .list_containers(v1::ListContainersRequest { filter: None }),
@@ -147,9 +151,12 @@ impl Runtime {
             .await
         };
         let (sandboxes, containers) = tokio::try_join!(sandboxes, containers)?;
+        check_sandboxes(&sandboxes.items)?;
+        check_containers(&containers.containers)?;
         let mut pods: HashMap<String, PodOutline> = HashMap::new();
         for sandbox in sandboxes.items {
-            let Some(metadata) = sandbox.metadata else {
+            // Without a pod it is nobody's.
+            let Some(metadata) = sandbox.metadata.filter(|metadata| !metadata.uid.is_empty()) else {
                 continue;
             };
             let pod = pods.entry(metadata.uid).or_default();
@@ -158,7 +165,8 @@ impl Runtime {
             pod.sandboxes.push((sandbox.id, sandbox.state));
         }
         for container in containers.containers {
-            if let Some(uid) = container.labels.get(labels::POD_UID) {
+            let uid = container.labels.get(labels::POD_UID);
+            if let Some(uid) = uid.filter(|uid| !uid.is_empty()) {
                 pods.entry(uid.clone())
                     .or_default()
                     .containers
@@ -189,11 +197,12 @@ impl Runtime {
             let list = self
                 .within(
                     "list_podsandbox",
-                    TIMEOUT,
+                    self.timeout,
                     self.runtime.clone().list_pod_sandbox(request),
                 )
                 .await?;
-            let statuses = list.items.into_iter().map(|item| self.sandbox_status(item.id));
+            check_count(check_sandboxes(&list.items)?)?;
+            let statuses = { list.items.into_iter() }.map(|item| self.sandbox_status(item.id, uid));
             futures::future::join_all(statuses)
                 .await
                 .into_iter()
@@ -206,12 +215,13 @@ impl Runtime {
             let list = self
                 .within(
                     "list_containers",
-                    TIMEOUT,
+                    self.timeout,
                     self.runtime.clone().list_containers(request),
                 )
                 .await?;
+            check_count(check_containers(&list.containers)?)?;
             let statuses = list.containers.into_iter().map(async |item| {
-                let status = self.container_status(item.id).await?;
+                let status = self.container_status(item.id, uid).await?;
                 Ok(status.map(|status| (status, item.pod_sandbox_id)))
             });
             futures::future::join_all(statuses)
@@ -239,40 +249,69 @@ impl Runtime {
         Ok(pod)
     }
 
+    /// Fails if the runtime still has what it no longer lists of what ran: then it would be started twice.
+    pub async fn check_gone(&self, uid: &str, before: &ObservedPod, now: &ObservedPod) -> Result<()> {
+        let gone = before.running().map(|one| &one.id);
+        for id in gone.filter(|id| now.containers.iter().all(|one| one.id != **id)) {
+            if self.container_status(id.clone(), uid).await?.is_some() {
+                let why = format!("the container runtime does not list container {id}, which it has");
+                return Err(Status::internal(why));
+            }
+        }
+        let gone = before.sandboxes.iter().filter(|one| one.ready).map(|one| &one.id);
+        for id in gone.filter(|id| now.sandboxes.iter().all(|one| one.id != **id)) {
+            if self.sandbox_status(id.clone(), uid).await?.is_some() {
+                let why = format!("the container runtime does not list pod sandbox {id}, which it has");
+                return Err(Status::internal(why));
+            }
+        }
+        Ok(())
+    }
+
     /// `None` if it was removed since it was listed.
-    pub async fn sandbox_status(&self, id: String) -> Result<Option<v1::PodSandboxStatus>> {
+    pub async fn sandbox_status(&self, id: String, uid: &str) -> Result<Option<v1::PodSandboxStatus>> {
         let request = v1::PodSandboxStatusRequest {
-            pod_sandbox_id: id,
+            pod_sandbox_id: id.clone(),
             verbose: false,
         };
         match self
             .within(
                 "podsandbox_status",
-                TIMEOUT,
+                self.timeout,
                 self.runtime.clone().pod_sandbox_status(request),
             )
             .await
         {
-            Ok(response) => Ok(response.status),
+            Ok(response) => {
+                let status = response.status;
+                let status = status.ok_or_else(|| Status::internal("pod sandbox status is not set"))?;
+                check_sandbox(&status, &id, uid)?;
+                Ok(Some(status))
+            }
             Err(status) if status.code() == Code::NotFound => Ok(None),
             Err(status) => Err(status),
         }
     }
 
-    pub async fn container_status(&self, id: String) -> Result<Option<v1::ContainerStatus>> {
+    pub async fn container_status(&self, id: String, uid: &str) -> Result<Option<v1::ContainerStatus>> {
         let request = v1::ContainerStatusRequest {
-            container_id: id,
+            container_id: id.clone(),
             verbose: false,
         };
         match self
             .within(
                 "container_status",
-                TIMEOUT,
+                self.timeout,
                 self.runtime.clone().container_status(request),
             )
             .await
         {
-            Ok(response) => Ok(response.status),
+            Ok(response) => {
+                let status = response.status;
+                let status = status.ok_or_else(|| Status::internal("container status is not set"))?;
+                check_container(&status, &id, uid)?;
+                Ok(Some(status))
+            }
             Err(status) if status.code() == Code::NotFound => Ok(None),
             Err(status) => Err(status),
         }
@@ -286,7 +325,7 @@ impl Runtime {
         };
         self.within(
             "run_podsandbox",
-            TIMEOUT * 2,
+            self.timeout * 2,
             self.runtime.clone().run_pod_sandbox(request),
         )
         .await
@@ -300,7 +339,7 @@ impl Runtime {
         ignore_missing(
             self.within(
                 "stop_podsandbox",
-                TIMEOUT,
+                self.timeout,
                 self.runtime.clone().stop_pod_sandbox(request),
             )
             .await
@@ -315,7 +354,7 @@ impl Runtime {
         ignore_missing(
             self.within(
                 "remove_podsandbox",
-                TIMEOUT,
+                self.timeout,
                 self.runtime.clone().remove_pod_sandbox(request),
             )
             .await
@@ -336,7 +375,7 @@ impl Runtime {
         };
         self.within(
             "create_container",
-            TIMEOUT,
+            self.timeout,
             self.runtime.clone().create_container(request),
         )
         .await
@@ -349,7 +388,7 @@ impl Runtime {
         };
         self.within(
             "start_container",
-            TIMEOUT,
+            self.timeout,
             self.runtime.clone().start_container(request),
         )
         .await
@@ -362,7 +401,7 @@ impl Runtime {
             container_id: id.to_owned(),
             timeout: grace_seconds,
         };
-        let limit = TIMEOUT + Duration::from_secs(u64::try_from(grace_seconds).unwrap_or(0));
+        let limit = self.timeout + Duration::from_secs(u64::try_from(grace_seconds).unwrap_or(0));
         ignore_missing(
             self.within(
                 "stop_container",
@@ -381,7 +420,7 @@ impl Runtime {
         ignore_missing(
             self.within(
                 "remove_container",
-                TIMEOUT,
+                self.timeout,
                 self.runtime.clone().remove_container(request),
             )
             .await
@@ -401,7 +440,7 @@ impl Runtime {
         };
         self.within(
             "update_container_resources",
-            TIMEOUT,
+            self.timeout,
             self.runtime.clone().update_container_resources(request),
         )
         .await
@@ -420,7 +459,7 @@ impl Runtime {
         };
         self.within(
             "update_podsandbox_resources",
-            TIMEOUT,
+            self.timeout,
             self.runtime.clone().update_pod_sandbox_resources(request),
         )
         .await
@@ -435,7 +474,7 @@ impl Runtime {
         let response = self
             .within(
                 "container_stats",
-                TIMEOUT,
+                self.timeout,
                 self.runtime.clone().container_stats(request),
             )
             .await?;
@@ -450,7 +489,7 @@ impl Runtime {
         };
         self.within(
             "reopen_container_log",
-            TIMEOUT,
+            self.timeout,
             self.runtime.clone().reopen_container_log(request),
         )
         .await
@@ -474,12 +513,18 @@ impl Runtime {
         if timeout_seconds == 0 {
             return call.exec_sync(request).await.map(|r| r.into_inner());
         }
-        self.within(
-            "exec_sync",
-            TIMEOUT + Duration::from_secs(timeout_seconds.unsigned_abs()),
-            call.exec_sync(request),
-        )
-        .await
+        let limit = self.timeout + Duration::from_secs(timeout_seconds.unsigned_abs());
+        let answer = tokio::time::timeout(limit, call.exec_sync(request));
+        // Not a deadline that was exceeded: a runtime that gives no answer says nothing of the command.
+        let call = async {
+            let silent = |_| {
+                Err(Status::unavailable(
+                    "the container runtime did not answer in time",
+                ))
+            };
+            answer.await.unwrap_or_else(silent)
+        };
+        self.within("exec_sync", limit * 2, call).await
     }
 
     /// Writes the state of a container into a file.
@@ -492,7 +537,7 @@ impl Runtime {
         let mut call = self.runtime.clone();
         self.within(
             "checkpoint_container",
-            TIMEOUT + patience,
+            self.timeout + patience,
             call.checkpoint_container(request),
         )
         .await
@@ -500,13 +545,13 @@ impl Runtime {
     }
 
     pub async fn exec_url(&self, request: v1::ExecRequest) -> Result<String> {
-        self.within("exec", TIMEOUT, self.runtime.clone().exec(request))
+        self.within("exec", self.timeout, self.runtime.clone().exec(request))
             .await
             .map(|r| r.url)
     }
 
     pub async fn attach_url(&self, request: v1::AttachRequest) -> Result<String> {
-        self.within("attach", TIMEOUT, self.runtime.clone().attach(request))
+        self.within("attach", self.timeout, self.runtime.clone().attach(request))
             .await
             .map(|r| r.url)
     }
@@ -518,7 +563,7 @@ impl Runtime {
         };
         self.within(
             "port_forward",
-            TIMEOUT,
+            self.timeout,
             self.runtime.clone().port_forward(request),
         )
         .await
@@ -530,7 +575,7 @@ impl Runtime {
         let request = v1::ListPodSandboxStatsRequest { filter: None };
         self.within(
             "list_podsandbox_stats",
-            TIMEOUT,
+            self.timeout,
             self.runtime.clone().list_pod_sandbox_stats(request),
         )
         .await
@@ -541,7 +586,7 @@ impl Runtime {
         let request = v1::ListContainerStatsRequest { filter: None };
         self.within(
             "list_container_stats",
-            TIMEOUT,
+            self.timeout,
             self.runtime.clone().list_container_stats(request),
         )
         .await
@@ -550,9 +595,13 @@ impl Runtime {
 
     pub async fn images(&self) -> Result<Vec<v1::Image>> {
         let request = v1::ListImagesRequest { filter: None };
-        self.within("list_images", TIMEOUT, self.images.clone().list_images(request))
-            .await
-            .map(|r| r.images)
+        self.within(
+            "list_images",
+            self.timeout,
+            self.images.clone().list_images(request),
+        )
+        .await
+        .map(|r| r.images)
     }
 
     /// The ids of images that containers have, running or not.
@@ -561,7 +610,7 @@ impl Runtime {
         let containers = self
             .within(
                 "list_containers",
-                TIMEOUT,
+                self.timeout,
                 self.runtime.clone().list_containers(request),
             )
             .await?
@@ -578,9 +627,13 @@ impl Runtime {
             ..Default::default()
         });
         let request = v1::RemoveImageRequest { image };
-        self.within("remove_image", TIMEOUT, self.images.clone().remove_image(request))
-            .await
-            .map(|_| ())
+        self.within(
+            "remove_image",
+            self.timeout,
+            self.images.clone().remove_image(request),
+        )
+        .await
+        .map(|_| ())
     }
 
     /// Where images are kept, if the runtime says so.
@@ -594,7 +647,7 @@ impl Runtime {
     pub async fn image_filesystems(&self) -> Result<v1::ImageFsInfoResponse> {
         let request = v1::ImageFsInfoRequest {};
         let mut call = self.images.clone();
-        self.within("image_fs_info", TIMEOUT, call.image_fs_info(request))
+        self.within("image_fs_info", self.timeout, call.image_fs_info(request))
             .await
     }
 
@@ -609,7 +662,11 @@ impl Runtime {
             verbose: false,
         };
         match self
-            .within("image_status", TIMEOUT, self.images.clone().image_status(request))
+            .within(
+                "image_status",
+                self.timeout,
+                self.images.clone().image_status(request),
+            )
             .await
         {
             Ok(response) => Ok(response.image),

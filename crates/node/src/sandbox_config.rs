@@ -108,7 +108,7 @@ pub fn sandbox_config(
             overhead: spec.and_then(overhead),
             resources: Some(v1::LinuxContainerResources {
                 cpu_period: QUOTA_PERIOD,
-                cpu_quota: resources.cpu_quota.unwrap_or(0),
+                cpu_quota: resources.cpu_quota.filter(|_| config.cpu_cfs_quota).unwrap_or(0),
                 cpu_shares: resources.cpu_shares,
                 memory_limit_in_bytes: resources.memory_limit.unwrap_or(0),
                 ..Default::default()

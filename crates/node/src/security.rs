@@ -99,8 +99,16 @@ fn profile(kind: v1::security_profile::ProfileType, localhost_ref: String) -> Se
     }
 }
 
-/// Without a word from the pod a container runs unconfined: upstream's default too.
-fn seccomp(profile_of: Option<&SeccompProfile>, seccomp_root: &str) -> SecurityProfile {
+/// What the node knows of seccomp profiles.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seccomp<'a> {
+    /// Where local profiles are.
+    pub root: &'a str,
+    /// Without a word from the pod a container gets the runtime's profile. Upstream's default is none.
+    pub is_default: bool,
+}
+
+fn seccomp(profile_of: Option<&SeccompProfile>, node: Seccomp<'_>) -> SecurityProfile {
     use v1::security_profile::ProfileType::{Localhost, RuntimeDefault, Unconfined};
     match profile_of.map(|p| p.type_.as_str()) {
         Some("RuntimeDefault") => profile(RuntimeDefault, String::new()),
@@ -108,8 +116,9 @@ fn seccomp(profile_of: Option<&SeccompProfile>, seccomp_root: &str) -> SecurityP
             let name = profile_of
                 .and_then(|p| p.localhost_profile.as_deref())
                 .unwrap_or_default();
-            profile(Localhost, format!("{seccomp_root}/{name}"))
+            profile(Localhost, format!("{}/{name}", node.root))
         }
+        None if node.is_default => profile(RuntimeDefault, String::new()),
         _ => profile(Unconfined, String::new()),
     }
 }
@@ -159,7 +168,7 @@ pub fn container_context(
     pod: &Pod,
     container: &Container,
     image_user: &ImageUser<'_>,
-    seccomp_root: &str,
+    node: Seccomp<'_>,
 ) -> LinuxContainerSecurityContext {
     let context = effective(pod, container);
     let (supplemental_groups, supplemental_groups_policy) = groups(pod);
@@ -189,7 +198,7 @@ pub fn container_context(
         no_new_privs: context.allow_privilege_escalation == Some(false),
         masked_paths: list(&MASKED),
         readonly_paths: list(&READ_ONLY),
-        seccomp: Some(seccomp(context.seccomp_profile.as_ref(), seccomp_root)),
+        seccomp: Some(seccomp(context.seccomp_profile.as_ref(), node)),
         apparmor: app_armor(context.app_armor_profile.as_ref()),
         ..Default::default()
     };
@@ -293,7 +302,15 @@ mod tests {
             uid: Some(0),
             name: "",
         };
-        let made = container_context(&pod, &container, &image, "/seccomp");
+        let made = container_context(
+            &pod,
+            &container,
+            &image,
+            Seccomp {
+                root: "/seccomp",
+                is_default: false,
+            },
+        );
         assert_eq!(made.run_as_user.unwrap().value, 9);
         assert_eq!(made.run_as_group.unwrap().value, 2);
         assert_eq!(made.supplemental_groups, [3, 4]);
@@ -320,12 +337,34 @@ mod tests {
                 uid: None,
                 name: "www",
             },
-            "",
+            Seccomp::default(),
         );
         assert_eq!((made.run_as_user, made.run_as_username.as_str()), (None, "www"));
         assert_eq!(
             made.seccomp.unwrap().profile_type,
             v1::security_profile::ProfileType::Unconfined as i32
+        );
+    }
+
+    #[test]
+    fn seccomp_profiles_without_a_word() {
+        use v1::security_profile::ProfileType::{RuntimeDefault, Unconfined};
+        let check = |is_default: bool, container: serde_json::Value, expected| {
+            let (pod, container) = pod(json!({}), container);
+            let image = ImageUser { uid: None, name: "" };
+            let node = Seccomp {
+                root: "/seccomp",
+                is_default,
+            };
+            let made = container_context(&pod, &container, &image, node);
+            assert_eq!(made.seccomp.unwrap().profile_type, expected as i32);
+        };
+        check(false, json!({}), Unconfined);
+        check(true, json!({}), RuntimeDefault);
+        check(
+            true,
+            json!({"seccompProfile": {"type": "Unconfined"}}),
+            Unconfined,
         );
     }
 }

@@ -11,7 +11,7 @@ use skiff_cri::v1::security_profile::ProfileType;
 use crate::admission::{Confinement, admit};
 use crate::config::NodeConfig;
 use crate::sandbox_config::{NO_USER_NAMESPACES, sandbox_config};
-use crate::security::{ImageUser, container_context, verify_run_as_non_root};
+use crate::security::{ImageUser, Seccomp, container_context, verify_run_as_non_root};
 use crate::sysctls::AllowedSysctls;
 
 /// What becomes of a pod.
@@ -282,7 +282,15 @@ fn each_field_is_acted_on_or_refused() {
             Sandbox(shows) => assert!(shows(&sandbox.unwrap().0), "{shown}"),
             Container(shows) => {
                 assert!(sandbox.is_ok(), "{shown}");
-                let made = container_context(&pod, container, &image, "/seccomp");
+                let made = container_context(
+                    &pod,
+                    container,
+                    &image,
+                    Seccomp {
+                        root: "/seccomp",
+                        is_default: false,
+                    },
+                );
                 assert!(shows(&made), "{shown}: {made:?}");
             }
             NoContainer(beginning) => {

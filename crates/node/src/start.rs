@@ -26,7 +26,7 @@ use crate::pod_state::PodState;
 use crate::pods::{self, ContainerType};
 use crate::resize::Amounts;
 use crate::runtime::pod_log_dir;
-use crate::security::verify_run_as_non_root;
+use crate::security::{Seccomp, verify_run_as_non_root};
 use crate::static_pods::is_static;
 use crate::volumes::MountedVolumes;
 
@@ -157,8 +157,13 @@ impl Kubelet {
                 env: &env,
                 mounts,
                 memory_capacity: self.machine.memory,
+                swap: &self.swap,
                 page_sizes: &self.machine.page_sizes(),
-                seccomp_root: &self.config.data_dir.join("seccomp").to_string_lossy(),
+                cpu_cfs_quota: self.config.cpu_cfs_quota,
+                seccomp: Seccomp {
+                    root: &self.config.data_dir.join("seccomp").to_string_lossy(),
+                    is_default: self.config.seccomp_default,
+                },
                 target_container_id,
                 user_namespace: user_namespace_of(context.sandbox_config),
             });

@@ -64,7 +64,11 @@ impl Kubelet {
     pub async fn sync_pod(self: &Arc<Self>, state: &Arc<PodState>) -> Pass {
         let pod = state.allocated_pod();
         if let Err(status) = self.observe(state).await {
-            tracing::warn!(pod = %pods::full_name(&pod), error = describe(&status), "the runtime reports no status for the pod sandbox");
+            let error = describe(&status);
+            tracing::warn!(pod = %pods::full_name(&pod), error, "the runtime reports no status for the pod sandbox");
+            let message = format!("error determining status: {error}");
+            self.recorder
+                .event(&pods::reference(&pod), "Warning", "FailedSync", message);
             return Pass::Failed;
         }
         let observed = state.observed();
@@ -318,7 +322,7 @@ impl Kubelet {
                     );
                 }
             })?;
-        match self.runtime.sandbox_status(id.clone()).await {
+        match self.runtime.sandbox_status(id.clone(), pods::uid(pod)).await {
             Ok(Some(status)) => {
                 let sandbox = observed::sandbox_from_cri(status);
                 let ips = sandbox.ips.clone();

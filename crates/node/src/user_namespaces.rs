@@ -290,7 +290,11 @@ impl Kubelet {
         let known = self.runtime_status.lock().clone();
         let status = match known {
             Some(status) => status,
-            None => self.runtime.status().await.map_err(|s| s.message().to_owned())?,
+            None => self
+                .runtime
+                .status(self.config.runtime_request_timeout)
+                .await
+                .map_err(|s| s.message().to_owned())?,
         };
         supported(&status.runtime_handlers, &handler)?;
         self.user_namespaces.create(uid, &pod_dir)

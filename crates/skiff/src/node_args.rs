@@ -1,5 +1,7 @@
 //! The flags of a machine that is to be a node, by the kubelet's names: of `up`, `server` and `join`.
 
+mod values;
+
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use k8s_openapi::api::core::v1::Taint;
@@ -7,6 +9,11 @@ use serde::{Deserialize, Serialize};
 use skiff_node::{ImageLimits, KubeletConfiguration, NodeConfig, ThresholdFlags, Thresholds};
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::Duration;
+use values::{
+    amount_of_time, duration, go_time, header, label, manifest_url, node_ip, option, reserved,
+    reserved_memory, signed_time, size, taint,
+};
 
 #[derive(Debug, Clone, Default, PartialEq, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Node")]
@@ -51,6 +58,42 @@ pub struct NodeArgs {
     #[arg(long, value_name = "FILE", value_parser = crate::cli::file)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kubelet_config: Option<PathBuf>,
+    /// Folder with more of them, in files that end in .conf: merged over --kubelet-config in the order of their names
+    #[arg(long, value_name = "DIR", value_parser = crate::cli::file)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub config_dir: Option<PathBuf>,
+    /// The host's resolver configuration, for pods with the DNS policy Default [default: /etc/resolv.conf]
+    #[arg(long, value_name = "FILE")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resolv_conf: Option<PathBuf>,
+    /// Give containers that name no seccomp profile that of the runtime
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seccomp_default: Option<bool>,
+    /// Identifier of this machine at its cloud, for the Node when it registers
+    #[arg(long, value_name = "ID")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub provider_id: Option<String>,
+    /// Pull one image at a time
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub serialize_image_pulls: Option<bool>,
+    /// How old an unused image must be before it is removed [default: 2m]
+    #[arg(long, value_name = "TIME", value_parser = amount_of_time)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub minimum_image_ttl_duration: Option<Duration>,
+    /// How often the volumes of pods are measured; negative: never [default: 1m]
+    #[arg(long, value_name = "TIME", value_parser = signed_time, allow_hyphen_values = true)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume_stats_agg_period: Option<String>,
+    /// How often the manifests of --pod-manifest-path are looked at [default: 20s]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_check_frequency: Option<Duration>,
+    /// How often --manifest-url is asked [default: 20s]
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub http_check_frequency: Option<Duration>,
     /// Folder with manifests of static pods, or one manifest
     #[arg(long, value_name = "PATH", value_parser = crate::cli::file)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -99,7 +142,7 @@ pub struct NodeArgs {
     /// How often the CPUs of running containers are set again [default: 10s]
     #[arg(long, value_name = "DURATION", value_parser = duration)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub cpu_manager_reconcile_period: Option<std::time::Duration>,
+    pub cpu_manager_reconcile_period: Option<Duration>,
     /// Whether containers of Guaranteed pods get their memory from certain NUMA nodes: None or Static [default: None]
     #[arg(long, value_name = "POLICY")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -121,6 +164,10 @@ pub struct NodeArgs {
     #[arg(long, value_name = "OPTION=VALUE,...", value_delimiter = ',', value_parser = option)]
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub topology_manager_policy_options: Vec<(String, String)>,
+    /// Refuse to run a node while swap is on. Without it the node runs, and containers may not swap
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fail_swap_on: Option<bool>,
     /// Size at which the log of a container is rotated [default: 10Mi]
     #[arg(long, value_name = "AMOUNT", value_parser = size)]
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -133,6 +180,10 @@ pub struct NodeArgs {
     #[arg(long, value_name = "COUNT", default_value_t = -1, allow_negative_numbers = true)]
     #[serde(default)]
     pub pod_max_pids: i64,
+    /// Connections in the kernel's tracking that one pod may have; 0: any number [default: an eighth of all]
+    #[arg(long, value_name = "COUNT")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pod_connection_limit: Option<u32>,
     /// What the node must have left, or pods are evicted at once [default:
     /// memory.available<100Mi,nodefs.available<5%,nodefs.inodesFree<5%,imagefs.available<5%,imagefs.inodesFree<5%]
     #[arg(long, value_name = "SIGNAL<AMOUNT,...")]
@@ -180,16 +231,18 @@ pub struct NodeArgs {
     pub maximum_dead_containers: Option<i32>,
 }
 
-/// A time as Go writes it.
-fn go_time(text: &str) -> Result<String, String> {
-    skiff_node::parse_go_duration(text).map(|_| text.to_owned())
-}
-
 impl NodeArgs {
     /// Refuses what cannot work: an address that is not this machine's, where nobody would find the kubelet, and
     /// thresholds that cannot be read.
     pub fn check(&self) -> Result<()> {
-        self.apply(&mut NodeConfig::new("", "", ""))?;
+        let mut config = NodeConfig::new("", "", "");
+        self.apply(&mut config)?;
+        if config.swap.fail_on && skiff_node::is_swap_on().context("cannot determine if swap is on")? {
+            bail!(
+                "running with swap on is not supported, please disable swap or set --fail-swap-on flag to false \
+                 (`swapoff -a` turns it off; with --fail-swap-on=false containers are kept out of swap)"
+            );
+        }
         if let Some(address) = self.node_ip
             && let Err(error) = std::net::UdpSocket::bind((address, 0))
         {
@@ -200,10 +253,18 @@ impl NodeArgs {
 
     /// Puts what the file and the flags say into the configuration of the node. Flags win, as upstream.
     pub fn apply(&self, config: &mut NodeConfig) -> Result<()> {
-        if let Some(path) = &self.kubelet_config {
-            let file = KubeletConfiguration::read(path);
-            let applied = file.and_then(|file| file.apply(config));
-            applied.with_context(|| format!("--kubelet-config {}", path.display()))?;
+        let (file, folder) = (self.kubelet_config.as_deref(), self.config_dir.as_deref());
+        if file.is_some() || folder.is_some() {
+            let read = KubeletConfiguration::read(file, folder);
+            let applied = read.and_then(|read| read.apply(config));
+            applied.with_context(|| {
+                let flags = [("--kubelet-config", file), ("--config-dir", folder)];
+                let given = flags.iter().filter_map(|(flag, path)| Some((flag, (*path)?)));
+                let given: Vec<String> = given
+                    .map(|(flag, path)| format!("{flag} {}", path.display()))
+                    .collect();
+                given.join(" ")
+            })?;
         }
         if !self.node_labels.is_empty() {
             config.node_labels.clone_from(&self.node_labels);
@@ -244,6 +305,7 @@ impl NodeArgs {
                 config.reserved.add(flag, resource, amount)?;
             }
         }
+        self.apply_settings(config)?;
         self.apply_managers(config)?;
         if let Some(size) = self.container_log_max_size {
             config.container_log_max_size = size;
@@ -274,6 +336,42 @@ impl NodeArgs {
         Ok(())
     }
 
+    fn apply_settings(&self, config: &mut NodeConfig) -> Result<()> {
+        config.swap.fail_on = self.fail_swap_on.unwrap_or(config.swap.fail_on);
+        config.seccomp_default = self.seccomp_default.unwrap_or(config.seccomp_default);
+        if let Some(path) = &self.resolv_conf {
+            config.resolv_conf.clone_from(path);
+        }
+        if let Some(id) = &self.provider_id {
+            config.provider_id.clone_from(id);
+        }
+        match self.serialize_image_pulls {
+            Some(true) => config.max_parallel_image_pulls = 1,
+            // As many as the file allows, or as upstream without a limit.
+            Some(false) if config.max_parallel_image_pulls == 1 => {
+                config.max_parallel_image_pulls = skiff_node::UNLIMITED_PULLS;
+            }
+            _ => {}
+        }
+        if let Some(least) = self.minimum_image_ttl_duration {
+            config.image_limits.least_age = least;
+        }
+        if let Some(period) = &self.volume_stats_agg_period {
+            // COMPAT: 0 is the default, and a negative period turns measuring off.
+            config.volume_stats_agg_period = match period.strip_prefix('-') {
+                Some(_) => Duration::ZERO,
+                None => match skiff_node::parse_go_duration(period).map_err(anyhow::Error::msg)? {
+                    Duration::ZERO => config.volume_stats_agg_period,
+                    period => period,
+                },
+            };
+        }
+        let pods = &mut config.static_pods;
+        pods.file_check_frequency = self.file_check_frequency.unwrap_or(pods.file_check_frequency);
+        pods.http_check_frequency = self.http_check_frequency.unwrap_or(pods.http_check_frequency);
+        Ok(())
+    }
+
     fn apply_managers(&self, config: &mut NodeConfig) -> Result<()> {
         let reserved = self.reserved_memory.iter();
         let reserved: Result<Vec<_>, _> = reserved
@@ -290,7 +388,9 @@ impl NodeArgs {
             topology_scope: self.topology_manager_scope.clone(),
             topology_options: self.topology_manager_policy_options.iter().cloned().collect(),
         };
-        let applied = flags.apply(&mut config.managers);
+        let applied = flags
+            .apply(&mut config.managers)
+            .and_then(|()| config.managers.check());
         applied.map_err(|(field, why)| anyhow!("{}: {why}", flag_of(field)))
     }
 
@@ -358,156 +458,9 @@ fn flag_of(field: &str) -> String {
     flag
 }
 
-fn option(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text.split_once('=').ok_or("write OPTION=VALUE")?;
-    Ok((name.trim().to_owned(), value.trim().to_owned()))
-}
-
-fn duration(text: &str) -> Result<std::time::Duration, String> {
-    match skiff_node::parse_go_duration(text).map_err(|why| why.to_string())? {
-        zero if zero.is_zero() => Err("must be greater than zero".to_owned()),
-        duration => Ok(duration),
-    }
-}
-
-fn reserved_memory(text: &str) -> Result<String, String> {
-    let parsed = skiff_node::parse_reserved_memory(text);
-    parsed.map(|_| text.to_owned()).map_err(|why| why.to_string())
-}
-
-fn manifest_url(text: &str) -> Result<String, String> {
-    match text.starts_with("http://") || text.starts_with("https://") {
-        true => Ok(text.to_owned()),
-        false => Err("not a URL of http or https".to_owned()),
-    }
-}
-
-fn header(text: &str) -> Result<(String, String), String> {
-    let (name, value) = text.split_once(':').ok_or("write NAME:VALUE")?;
-    let (name, value) = (name.trim().to_owned(), value.trim().to_owned());
-    skiff_node::add_manifest_header(&mut Default::default(), &name, &value)?;
-    Ok((name, value))
-}
-
-fn reserved(text: &str) -> Result<(String, String), String> {
-    let (resource, amount) = text.split_once('=').ok_or("write RESOURCE=AMOUNT")?;
-    let mut none = skiff_node::Reserved::default();
-    none.add("it", resource, amount)
-        .map_err(|error| error.to_string())?;
-    Ok((resource.to_owned(), amount.to_owned()))
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    let parsed = skiff_meta::quantity::Quantity::parse(text)?;
-    u64::try_from(parsed.value()).map_err(|_| "must not be negative".to_owned())
-}
-
-fn node_ip(text: &str) -> Result<IpAddr, String> {
-    let address: IpAddr = text.parse().map_err(|_| "not an IP address".to_owned())?;
-    // As the kubelet: an address of this machine that others can reach it by.
-    let unusable = match address {
-        IpAddr::V4(ip) => ip.is_loopback() || ip.is_multicast() || ip.is_link_local() || ip.is_unspecified(),
-        IpAddr::V6(ip) => ip.is_loopback() || ip.is_multicast() || ip.is_unspecified(),
-    };
-    if unusable {
-        return Err("others cannot reach a machine by this address".to_owned());
-    }
-    Ok(address)
-}
-
-/// Labels below `kubernetes.io` and `k8s.io` that a node may set on itself.
-const OWN_LABELS: [&str; 11] = [
-    "beta.kubernetes.io/arch",
-    "beta.kubernetes.io/instance-type",
-    "beta.kubernetes.io/os",
-    "failure-domain.beta.kubernetes.io/region",
-    "failure-domain.beta.kubernetes.io/zone",
-    "kubernetes.io/arch",
-    "kubernetes.io/hostname",
-    "kubernetes.io/os",
-    "node.kubernetes.io/instance-type",
-    "topology.kubernetes.io/region",
-    "topology.kubernetes.io/zone",
-];
-const OWN_NAMESPACES: [&str; 2] = ["kubelet.kubernetes.io", "node.kubernetes.io"];
-
-fn label(text: &str) -> Result<(String, String), String> {
-    let (key, value) = text.split_once('=').unwrap_or((text, ""));
-    if let [why, ..] = skiff_meta::names::qualified_name(key).as_slice() {
-        return Err(why.clone());
-    }
-    if let [why, ..] = skiff_meta::names::label_value(value).as_slice() {
-        return Err(why.clone());
-    }
-    let within = |namespace: &str, domain: &str| {
-        namespace == domain
-            || namespace
-                .strip_suffix(domain)
-                .is_some_and(|rest| rest.ends_with('.'))
-    };
-    let namespace = key.split_once('/').map_or("", |(namespace, _)| namespace);
-    let reserved = within(namespace, "kubernetes.io") || within(namespace, "k8s.io");
-    let own = OWN_LABELS.contains(&key) || OWN_NAMESPACES.iter().any(|own| within(namespace, own));
-    if reserved && !own {
-        return Err(format!(
-            "a node may not set the label {key} on itself; set it with `kubectl label node`"
-        ));
-    }
-    Ok((key.to_owned(), value.to_owned()))
-}
-
-fn taint(text: &str) -> Result<Taint, String> {
-    let wrong = || "write KEY=VALUE:EFFECT, or KEY:EFFECT".to_owned();
-    let (what, effect) = text.rsplit_once(':').ok_or_else(wrong)?;
-    if !["NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&effect) {
-        return Err(format!(
-            "{effect:?} is no effect of a taint: NoSchedule, PreferNoSchedule or NoExecute"
-        ));
-    }
-    let (key, value) = match what.split_once('=') {
-        Some((key, value)) => (key, Some(value)),
-        None => (what, None),
-    };
-    let problems = skiff_meta::names::qualified_name(key).into_iter();
-    let problems = problems.chain(skiff_meta::names::label_value(value.unwrap_or_default()));
-    if let Some(why) = problems.into_iter().next() {
-        return Err(why);
-    }
-    Ok(Taint {
-        key: key.to_owned(),
-        value: value.filter(|value| !value.is_empty()).map(str::to_owned),
-        effect: effect.to_owned(),
-        ..Taint::default()
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn labels_a_node_may_set() {
-        let check = |text: &str, expected: Option<(&str, &str)>| {
-            let parsed = label(text).ok();
-            let parsed = parsed.as_ref().map(|(key, value)| (key.as_str(), value.as_str()));
-            assert_eq!(parsed, expected, "{text}");
-        };
-        check("disk=ssd", Some(("disk", "ssd")));
-        check("example.com/rack=", Some(("example.com/rack", "")));
-        check(
-            "topology.kubernetes.io/zone=a",
-            Some(("topology.kubernetes.io/zone", "a")),
-        );
-        check(
-            "gpu.node.kubernetes.io/x=1",
-            Some(("gpu.node.kubernetes.io/x", "1")),
-        );
-        check("node-role.kubernetes.io/control-plane=", None);
-        check("node-restriction.kubernetes.io/x=1", None);
-        check("k8s.io/x=1", None);
-        check("a b=c", None);
-        check("a=b c", None);
-    }
 
     #[test]
     fn flags_go_before_the_file() {
@@ -540,6 +493,65 @@ mod tests {
             error.ends_with("strict decoding error: unknown field \"maxCats\""),
             "{error}"
         );
+    }
+
+    #[test]
+    fn what_the_file_can_say_flags_can() {
+        let dir = tempfile::tempdir().unwrap();
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        let text = "maxPods: 5\nseccompDefault: true\nfailSwapOn: true\nmaxParallelImagePulls: 3\n";
+        std::fs::write(dir.path().join("1.conf"), head.to_owned() + text).unwrap();
+        std::fs::write(dir.path().join("2.conf"), head.to_owned() + "maxPods: 6\n").unwrap();
+        let mut args = NodeArgs {
+            config_dir: Some(dir.path().to_owned()),
+            ..NodeArgs::default()
+        };
+        let applied = |args: &NodeArgs| {
+            let mut config = NodeConfig::new("n", "d", "e");
+            args.apply(&mut config).map(|()| config)
+        };
+        let config = applied(&args).unwrap();
+        assert_eq!((config.max_pods, config.max_parallel_image_pulls), (6, 3));
+        assert!(config.seccomp_default && config.swap.fail_on);
+        args.seccomp_default = Some(false);
+        args.fail_swap_on = Some(false);
+        args.serialize_image_pulls = Some(true);
+        args.resolv_conf = Some("/r".into());
+        args.provider_id = Some("cloud://1".to_owned());
+        args.minimum_image_ttl_duration = Some(Duration::from_secs(7));
+        args.volume_stats_agg_period = Some("-1s".to_owned());
+        args.file_check_frequency = Some(Duration::from_secs(8));
+        args.http_check_frequency = Some(Duration::from_secs(9));
+        let config = applied(&args).unwrap();
+        assert!(!config.seccomp_default && !config.swap.fail_on);
+        assert_eq!(
+            (config.max_parallel_image_pulls, config.provider_id.as_str()),
+            (1, "cloud://1")
+        );
+        assert_eq!(config.resolv_conf, PathBuf::from("/r"));
+        assert_eq!(config.image_limits.least_age, Duration::from_secs(7));
+        assert_eq!(config.volume_stats_agg_period, Duration::ZERO);
+        let pods = &config.static_pods;
+        assert_eq!(
+            (pods.file_check_frequency, pods.http_check_frequency),
+            (Duration::from_secs(8), Duration::from_secs(9))
+        );
+        std::fs::write(dir.path().join("3.conf"), "maxPods: 6\n").unwrap();
+        let error = format!("{:#}", applied(&args).err().unwrap());
+        assert!(
+            error.starts_with("--config-dir ") && error.contains("3.conf: no kind"),
+            "{error}"
+        );
+    }
+
+    /// A machine with swap on runs, and containers do not swap.
+    #[test]
+    fn swap_by_default() {
+        let mut config = NodeConfig::new("n", "d", "e");
+        NodeArgs::default().apply(&mut config).unwrap();
+        assert_eq!(config.swap, skiff_node::SwapConfig::default());
+        assert_eq!(config.swap.behavior, skiff_node::SwapBehavior::NoSwap);
+        assert!(!config.swap.fail_on);
     }
 
     #[test]
@@ -586,43 +598,5 @@ mod tests {
             "--cpu-manager-policy-options: None policy: received unsupported options"
         );
         assert!(reserved_memory("0=1Gi").is_err() && duration("0s").is_err());
-    }
-
-    #[test]
-    fn taints_are_written_as_upstream_does() {
-        let parsed = taint("dedicated=db:NoSchedule").unwrap();
-        assert_eq!(
-            (
-                parsed.key.as_str(),
-                parsed.value.as_deref(),
-                parsed.effect.as_str()
-            ),
-            ("dedicated", Some("db"), "NoSchedule")
-        );
-        assert_eq!(taint("dedicated:NoExecute").unwrap().value, None);
-        for bad in [
-            "dedicated",
-            "dedicated=db",
-            "dedicated:Never",
-            ":NoSchedule",
-            "a b:NoSchedule",
-        ] {
-            assert!(taint(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn addresses_that_others_can_reach() {
-        assert!(node_ip("192.0.2.7").is_ok() && node_ip("fd00::1").is_ok());
-        for bad in [
-            "127.0.0.1",
-            "0.0.0.0",
-            "224.0.0.1",
-            "169.254.1.1",
-            "::1",
-            "example",
-        ] {
-            assert!(node_ip(bad).is_err(), "{bad}");
-        }
     }
 }

@@ -88,11 +88,34 @@ pub(crate) fn effective(config: &NodeConfig, server_port: u16) -> Value {
         "crashLoopBackOff": {"maxContainerRestartPeriod": go_duration(config.max_container_restart_period)},
     });
     let managers = managers(&config.managers);
-    for own in [own, managers] {
+    if let (Some(path), Some(authentication)) = (&config.client_ca_file, all.get_mut("authentication")) {
+        authentication["x509"]["clientCAFile"] = json!(path);
+    }
+    for own in [own, settings(config), managers] {
         let Value::Object(own) = own else { continue };
         all.extend(own.into_iter().filter(|(_, value)| !is_empty(value)));
     }
     Value::Object(all)
+}
+
+fn settings(config: &NodeConfig) -> Value {
+    json!({
+        "failSwapOn": config.swap.fail_on,
+        "memorySwap": {"swapBehavior": config.swap.behavior.as_str()},
+        "healthzBindAddress": config.healthz_bind_address,
+        "healthzPort": config.healthz_address().map_or(0, |address| address.port()),
+        "seccompDefault": config.seccomp_default,
+        "providerID": config.provider_id,
+        "cpuCFSQuota": config.cpu_cfs_quota,
+        "nodeStatusUpdateFrequency": go_duration(config.node_status_update_frequency),
+        "nodeStatusReportFrequency": go_duration(config.node_status_report_frequency),
+        "podsPerCore": config.pods_per_core,
+        "protectKernelDefaults": config.protect_kernel_defaults,
+        "registryPullQPS": config.pull_rate.per_second,
+        "registryBurst": config.pull_rate.burst,
+        "runtimeRequestTimeout": go_duration(config.runtime_request_timeout),
+        "streamingConnectionIdleTimeout": go_duration(config.streaming_idle_timeout.unwrap_or_default()),
+    })
 }
 
 fn is_empty(value: &Value) -> bool {

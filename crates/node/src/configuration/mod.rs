@@ -2,19 +2,21 @@
 //! upstream; known fields that this node does not act on ([`fixed`]) may only say what is so anyway.
 
 mod effective;
+mod files;
 mod fixed;
+mod settings;
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use k8s_openapi::api::core::v1::Taint;
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use skiff_meta::quantity::Quantity;
 
-use crate::config::NodeConfig;
+use crate::config::{NodeConfig, UNLIMITED_PULLS};
 use crate::durations::{go_duration, parse_go_duration};
 use crate::node_shutdown::{NodeShutdownConfig, ShutdownPeriod};
 use crate::pressure::{ImageLimits, ThresholdFlags, Thresholds};
@@ -35,6 +37,10 @@ pub enum Error {
     Read { path: PathBuf, source: std::io::Error },
     #[error("{path} has more than {MAX_FILE} bytes")]
     TooLarge { path: PathBuf },
+    #[error("{path} has too many files")]
+    TooMany { path: PathBuf },
+    #[error("{path}: {why}")]
+    In { path: PathBuf, why: Box<Error> },
     #[error("{0}")]
     Syntax(String),
     #[error(
@@ -111,6 +117,27 @@ pub struct KubeletConfiguration {
     pub topology_manager_policy: Option<String>,
     pub topology_manager_scope: Option<String>,
     pub topology_manager_policy_options: BTreeMap<String, String>,
+    pub fail_swap_on: Option<bool>,
+    pub memory_swap: MemorySwap,
+    pub seccomp_default: Option<bool>,
+    #[serde(rename = "providerID")]
+    pub provider_id: Option<String>,
+    #[serde(rename = "cpuCFSQuota")]
+    pub cpu_cfs_quota: Option<bool>,
+    pub node_status_update_frequency: Option<String>,
+    pub node_status_report_frequency: Option<String>,
+    pub pods_per_core: Option<i32>,
+    pub protect_kernel_defaults: Option<bool>,
+    #[serde(rename = "registryPullQPS")]
+    pub registry_pull_qps: Option<i32>,
+    pub registry_burst: Option<i32>,
+    pub runtime_request_timeout: Option<String>,
+    pub streaming_connection_idle_timeout: Option<String>,
+    /// `authentication.x509.clientCAFile`.
+    #[serde(rename = "clientCAFile")]
+    pub client_ca_file: Option<PathBuf>,
+    pub healthz_bind_address: Option<std::net::IpAddr>,
+    pub healthz_port: Option<u16>,
 }
 
 /// Of one NUMA node.
@@ -127,8 +154,14 @@ pub struct CrashLoopBackOff {
     pub max_container_restart_period: Option<String>,
 }
 
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct MemorySwap {
+    pub swap_behavior: Option<String>,
+}
+
 /// The same, by their names in the file.
-const ACTED_ON: [&str; 45] = [
+const ACTED_ON: &[&str] = &[
     "staticPodPath",
     "staticPodURL",
     "staticPodURLHeader",
@@ -174,43 +207,41 @@ const ACTED_ON: [&str; 45] = [
     "topologyManagerPolicy",
     "topologyManagerScope",
     "topologyManagerPolicyOptions",
+    "failSwapOn",
+    "memorySwap",
+    "seccompDefault",
+    "providerID",
+    "cpuCFSQuota",
+    "nodeStatusUpdateFrequency",
+    "nodeStatusReportFrequency",
+    "podsPerCore",
+    "protectKernelDefaults",
+    "registryPullQPS",
+    "registryBurst",
+    "runtimeRequestTimeout",
+    "streamingConnectionIdleTimeout",
+    "healthzBindAddress",
+    "healthzPort",
 ];
 
-impl KubeletConfiguration {
-    pub fn read(path: &Path) -> Result<Self, Error> {
-        use std::io::Read;
-        let read = |source| Error::Read {
-            path: path.to_owned(),
-            source,
-        };
-        let mut data = Vec::new();
-        let file = std::fs::File::open(path).map_err(read)?;
-        file.take(MAX_FILE + 1).read_to_end(&mut data).map_err(read)?;
-        if data.len() as u64 > MAX_FILE {
-            return Err(Error::TooLarge {
-                path: path.to_owned(),
-            });
-        }
-        Self::parse(&data)
-    }
+/// Of the authentication, what the node acts on; the rest is fixed.
+const CLIENT_CA: &str = "clientCAFile";
 
-    pub fn parse(data: &[u8]) -> Result<Self, Error> {
-        let decoded =
-            skiff_schema::decode::from_yaml(data).map_err(|error| Error::Syntax(error.to_string()))?;
-        let Value::Object(mut all) = decoded.value else {
-            return Err(Error::Syntax("it is no object".to_owned()));
-        };
-        let mut text = |name: &str| match all.remove(name) {
-            Some(Value::String(text)) => text,
-            _ => String::new(),
-        };
-        let (kind, version) = (text("kind"), text("apiVersion"));
-        if (kind.as_str(), version.as_str()) != (KIND, API_VERSION) {
-            return Err(Error::Kind { kind, version });
-        }
-        let mut strict = decoded.duplicate_fields;
-        let mut acted_on = serde_json::Map::new();
-        for (name, value) in all {
+fn take_client_ca(authentication: &mut Value) -> Option<Value> {
+    authentication.get_mut("x509")?.as_object_mut()?.remove(CLIENT_CA)
+}
+
+impl KubeletConfiguration {
+    /// The fields of all files, without their kinds.
+    fn from_fields(all: Map<String, Value>) -> Result<Self, Error> {
+        let mut strict = Vec::new();
+        let mut acted_on = Map::new();
+        for (name, mut value) in all {
+            if name == "authentication"
+                && let Some(path) = take_client_ca(&mut value)
+            {
+                acted_on.insert(CLIENT_CA.to_owned(), path);
+            }
             if value.is_null() {
                 continue;
             }
@@ -252,7 +283,7 @@ impl KubeletConfiguration {
             }
             (_, Some(limit)) => config.max_parallel_image_pulls = limit,
             (Some(true), None) => config.max_parallel_image_pulls = 1,
-            (Some(false), None) => config.max_parallel_image_pulls = tokio::sync::Semaphore::MAX_PERMITS,
+            (Some(false), None) => config.max_parallel_image_pulls = UNLIMITED_PULLS,
             (None, None) => {}
         }
         if let Some(size) = &self.container_log_max_size {
@@ -276,7 +307,10 @@ impl KubeletConfiguration {
         }
         // COMPAT: 0 is the default, and a negative period turns measuring off.
         match &self.volume_stats_agg_period {
-            Some(text) if text.starts_with('-') => config.volume_stats_agg_period = Duration::ZERO,
+            Some(text) if text.starts_with('-') => {
+                positive("volumeStatsAggPeriod", Some(&text[1..].to_owned()))?;
+                config.volume_stats_agg_period = Duration::ZERO;
+            }
             period => {
                 if let Some(period) = positive("volumeStatsAggPeriod", period.as_ref())? {
                     config.volume_stats_agg_period = period;
@@ -306,6 +340,7 @@ impl KubeletConfiguration {
                 config.reserved.add(name, resource, amount)?;
             }
         }
+        self.apply_settings(config)?;
         self.apply_managers(config)?;
         self.apply_verification(config)?;
         self.apply_shutdown(config)?;

@@ -1,6 +1,7 @@
 //! What files are taken, and what becomes of them.
 
 use super::*;
+use crate::swap::SwapBehavior;
 use serde_json::json;
 
 fn parse(rest: &str) -> Result<KubeletConfiguration, Error> {
@@ -25,7 +26,8 @@ fn what_the_file_says_is_done() {
          cpuManagerPolicy: static\ncpuManagerPolicyOptions: {full-pcpus-only: 'true'}\nreservedSystemCPUs: 0-1\n\
          memoryManagerPolicy: Static\nreservedMemory: [{numaNode: 0, limits: {memory: 1Gi}}]\n\
          topologyManagerPolicy: restricted\ntopologyManagerScope: pod\ncpuManagerReconcilePeriod: 5s\n\
-         crashLoopBackOff: {maxContainerRestartPeriod: 20s}\nimagePullCredentialsVerificationPolicy: AlwaysVerify\nallowedUnsafeSysctls: [kernel.msg*]\n",
+         crashLoopBackOff: {maxContainerRestartPeriod: 20s}\nimagePullCredentialsVerificationPolicy: AlwaysVerify\nallowedUnsafeSysctls: [kernel.msg*]\n\
+         failSwapOn: true\nmemorySwap: {swapBehavior: LimitedSwap}\n",
     )
     .unwrap();
     assert_eq!(config.static_pods.path, Some("/etc/kubernetes/manifests".into()));
@@ -48,6 +50,7 @@ fn what_the_file_says_is_done() {
     assert_eq!(config.thresholds.list.len(), 1);
     assert_eq!(config.image_verification, VerificationPolicy::All);
     assert_eq!(config.managers.reserved_cpus.len(), 2);
+    assert!(config.swap.fail_on && config.swap.behavior == SwapBehavior::LimitedSwap);
     let shown = effective(&config, 10250);
     assert_eq!(shown["cpuManagerPolicy"], "static");
     assert_eq!(
@@ -67,6 +70,10 @@ fn what_the_file_says_is_done() {
     assert_eq!(shown["evictionHard"], json!({"memory.available": "200Mi"}));
     assert_eq!(shown["staticPodURLHeader"], json!({"x-a": ["<masked>"]}));
     assert_eq!(shown["maxPods"], 7);
+    assert_eq!(
+        (&shown["failSwapOn"], &shown["memorySwap"]),
+        (&json!(true), &json!({"swapBehavior": "LimitedSwap"}))
+    );
     assert_eq!(shown["cgroupDriver"], "cgroupfs");
     assert_eq!(shown["featureGates"], Value::Null);
 }
@@ -125,6 +132,9 @@ fn what_is_refused() {
         "NeverVerifyAllowlistedImages",
     );
     check("fileCheckFrequency: often\n", "fileCheckFrequency: ");
+    check("podsPerCore: -1\n", "podsPerCore: must not be a negative number");
+    check("cpuCFSQuotaPeriod: 10ms\n", "CustomCPUCFSQuotaPeriod");
+    check("eventRecordQPS: 5\n", "eventRecordQPS: skiff does not act");
     check(
         "cpuManagerPolicy: dynamic\n",
         "cpuManagerPolicy: unknown policy: \"dynamic\"",
@@ -140,6 +150,10 @@ fn what_is_refused() {
     check(
         "reservedMemory: [{numaNode: 0, limit: {}}]\n",
         "strict decoding error: ",
+    );
+    check(
+        "memorySwap: {swapBehavior: UnlimitedSwap}\n",
+        "memorySwap.swapBehavior: \"UnlimitedSwap\" must be one of: \"\", \"LimitedSwap\" or \"NoSwap\"",
     );
     check(
         "crashLoopBackOff: {maxContainerRestartPeriod: 1h}\n",
@@ -176,6 +190,78 @@ fn periods_of_a_shutdown() {
     );
 }
 
+#[test]
+fn settings() {
+    let mut config = applied(
+        "seccompDefault: true\nproviderID: cloud://1\ncpuCFSQuota: false\nnodeStatusUpdateFrequency: 20s\npodsPerCore: 3\n\
+         protectKernelDefaults: true\nregistryPullQPS: 0\nregistryBurst: 7\nruntimeRequestTimeout: 10m\n\
+         streamingConnectionIdleTimeout: 5m\n",
+    )
+    .unwrap();
+    assert!(config.seccomp_default && !config.cpu_cfs_quota && config.protect_kernel_defaults);
+    assert_eq!(config.provider_id, "cloud://1");
+    assert_eq!((config.pull_rate.per_second, config.pull_rate.burst), (0, 7));
+    assert_eq!(config.runtime_request_timeout, Duration::from_secs(600));
+    assert_eq!(config.streaming_idle_timeout, Some(Duration::from_secs(300)));
+    // How often it is written follows from how often it is made.
+    let twenty = Duration::from_secs(20);
+    assert_eq!(
+        (
+            config.node_status_update_frequency,
+            config.node_status_report_frequency
+        ),
+        (twenty, twenty)
+    );
+    let shown = effective(&config, 10250);
+    assert_eq!(shown["nodeStatusReportFrequency"], "20s");
+    assert_eq!(
+        (&shown["seccompDefault"], &shown["podsPerCore"]),
+        (&json!(true), &json!(3))
+    );
+    let healthz = |text: &str, port: u16| {
+        let mut config = applied(text).unwrap();
+        config.server_bind.set_port(port);
+        config.healthz_address().map(|address| address.to_string())
+    };
+    assert_eq!(healthz("maxPods: 1\n", 10250).as_deref(), Some("127.0.0.1:10248"));
+    assert_eq!(healthz("healthzPort: 0\n", 10250), None);
+    assert_eq!(healthz("maxPods: 1\n", 20250), None);
+    let own = healthz("healthzPort: 7\nhealthzBindAddress: '::1'\n", 20250);
+    assert_eq!(own.as_deref(), Some("[::1]:7"));
+    config.limit_pods_by_cpus(4);
+    assert_eq!(config.max_pods, 12);
+    config.limit_pods_by_cpus(400);
+    assert_eq!(config.max_pods, 12);
+    assert_eq!(
+        applied("nodeStatusReportFrequency: 1m\n")
+            .unwrap()
+            .node_status_report_frequency,
+        Duration::from_secs(60)
+    );
+}
+
+#[test]
+fn the_authority_of_clients() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("ca.crt");
+    let text = format!("authentication: {{x509: {{clientCAFile: {}}}}}\n", path.display());
+    let refused = |text: &str| applied(text).err().unwrap().to_string();
+    assert!(refused(&text).starts_with("authentication.x509.clientCAFile: cannot read "));
+    std::fs::write(&path, "nothing").unwrap();
+    assert!(refused(&text).ends_with("ca.crt has no certificate"));
+    let pki = skiff_pki::Pki::open(&dir.path().join("pki")).unwrap();
+    std::fs::write(&path, pki.ca_certificate()).unwrap();
+    let config = applied(&text).unwrap();
+    assert_eq!(config.client_ca_pem, pki.ca_certificate().as_bytes());
+    let shown = effective(&config, 10250);
+    assert_eq!(shown["authentication"]["x509"]["clientCAFile"], json!(path));
+    assert_eq!(shown["authentication"]["anonymous"]["enabled"], false);
+    assert!(
+        refused("authentication: {x509: {other: a}}\n").starts_with("authentication: skiff does not act")
+    );
+    assert!(refused("clientCAFile: /a\n").contains("unknown field \"clientCAFile\""));
+}
+
 /// What kubeadm writes says mostly what is so anyway.
 #[test]
 fn defaults_may_be_said() {
@@ -190,7 +276,7 @@ fn defaults_may_be_said() {
 
 #[test]
 fn every_field_has_one_fate() {
-    for name in ACTED_ON {
+    for &name in ACTED_ON {
         assert!(!fixed::is_known(name), "{name}");
         // The struct has it: a value of a wrong type is not ignored.
         let wrong = if name == "resolvConf" || name == "staticPodPath" {

@@ -196,16 +196,25 @@ impl Kubelet {
         update: &ContainerUpdate,
         amounts: Amounts,
     ) -> Result<(), ResizeFailed> {
-        let oom_score_adj = pods::container(pod, &update.name)
-            .map_or(0, |container| oom_score_adj(pod, &container, self.machine.memory));
+        let container = pods::container(pod, &update.name);
+        let oom_score_adj =
+            { container.as_ref() }.map_or(0, |container| oom_score_adj(pod, container, self.machine.memory));
+        let has_quota = self.config.cpu_cfs_quota;
         let mut resources = v1::LinuxContainerResources {
-            cpu_period: QUOTA_PERIOD,
-            cpu_quota: milli_cpu_to_quota(amounts.cpu_limit),
+            cpu_period: if has_quota { QUOTA_PERIOD } else { 0 },
+            cpu_quota: if has_quota {
+                milli_cpu_to_quota(amounts.cpu_limit)
+            } else {
+                0
+            },
             cpu_shares: milli_cpu_to_shares(amounts.cpu_request),
             memory_limit_in_bytes: amounts.memory_limit,
             oom_score_adj,
             ..Default::default()
         };
+        if let Some(container) = &container {
+            self.swap.apply(pod, container, &mut resources);
+        }
         self.managers.apply(&state.uid, &update.name, &mut resources);
         let (kubelet, of) = (self.clone(), state.clone());
         let (id, name) = (update.id.clone(), update.name.clone());

@@ -10,12 +10,14 @@ use k8s_openapi::jiff::Timestamp;
 use skiff_pods::requests::{pod_requests, spec_requests};
 
 use super::{Amounts, Condition, DEFERRED, INFEASIBLE, Record, event_message, generation};
+use crate::action_metrics::Infeasible;
 use crate::admission::Refusal;
 use crate::kubelet::Kubelet;
 use crate::pod_state::PodState;
 use crate::pods;
 use crate::resources::{QosClass, qos_class};
 use crate::status::is_terminal;
+use crate::swap;
 use crate::topology::containers;
 
 /// What is considered first: what does not grow, then by priority, class, and how long it has waited.
@@ -138,7 +140,11 @@ impl Kubelet {
         let generation = generation(&pod);
         let (cpu, memory) = changes(&pod, &state.allocated_pod());
         let is_guaranteed = qos_class(&pod) == QosClass::Guaranteed;
-        let refused = self.managers.refuses_resize(is_guaranteed, cpu, memory);
+        let is_swapped = self.swap.refuses_resize(&pod, &state.allocated_pod());
+        let refused = match is_swapped {
+            true => Some(swap::NOT_RESIZABLE.to_owned()),
+            false => self.managers.refuses_resize(is_guaranteed, cpu, memory),
+        };
         let (reason, admitted) = match refused {
             Some(message) => (INFEASIBLE, Err(Refusal::new(INFEASIBLE, message))),
             None => {
@@ -186,7 +192,11 @@ impl Kubelet {
                 if known.is_none() {
                     if reason == INFEASIBLE {
                         let policy = self.managers.refuses_resize(is_guaranteed, cpu, false);
-                        self.metrics.actions.resize_infeasible(policy.is_some());
+                        self.metrics.actions.resize_infeasible(match policy {
+                            _ if is_swapped => Infeasible::Swap,
+                            Some(_) => Infeasible::CpuManager,
+                            None => Infeasible::MemoryManager,
+                        });
                     }
                     let told = format!("Pod resize {}", refusal.reason);
                     event(

@@ -6,6 +6,8 @@ mod auth;
 mod cadvisor;
 mod cadvisor_cgroups;
 mod debug;
+mod healthz;
+mod idle;
 pub mod log_file;
 mod logs;
 mod node_stats;
@@ -43,6 +45,8 @@ use crate::kubelet::Kubelet;
 use crate::marks;
 use crate::pod_state::PodState;
 use crate::pods;
+pub use healthz::serve_healthz;
+
 use auth::{ApiReviewer, Auth, Identity, Refused};
 use log_file::LogOptions;
 use query::{decode, parse_query};

@@ -1,12 +1,15 @@
 //! Exec, attach and port-forward: which container is meant, and the connection handed on to the runtime's
 //! streaming server. Nothing here runs anything itself.
 
+use std::time::Duration;
+
 use http::{Request, Response, StatusCode};
 use hyper::body::Incoming;
 use skiff_cri::v1;
 use skiff_streaming::Body;
 use tokio::net::TcpStream;
 
+use super::idle::IdleLimited;
 use super::{find, text};
 use crate::images::describe;
 use crate::kubelet::Kubelet;
@@ -98,7 +101,7 @@ pub async fn exec(
         })
         .await
     {
-        Ok(url) => proxy(request, &url).await,
+        Ok(url) => proxy(kubelet, request, &url).await,
         Err(status) => text(StatusCode::INTERNAL_SERVER_ERROR, describe(&status)),
     }
 }
@@ -144,7 +147,7 @@ pub async fn attach(
         })
         .await
     {
-        Ok(url) => proxy(request, &url).await,
+        Ok(url) => proxy(kubelet, request, &url).await,
         Err(status) => text(StatusCode::INTERNAL_SERVER_ERROR, describe(&status)),
     }
 }
@@ -184,13 +187,13 @@ pub async fn port_forward(
         return text(StatusCode::NOT_FOUND, "pod not found\n");
     };
     match kubelet.runtime.port_forward_url(&sandbox, ports).await {
-        Ok(url) => proxy(request, &url).await,
+        Ok(url) => proxy(kubelet, request, &url).await,
         Err(status) => text(StatusCode::INTERNAL_SERVER_ERROR, describe(&status)),
     }
 }
 
 /// Hands the connection to the runtime's streaming server at `url`.
-async fn proxy(mut request: Request<Incoming>, url: &str) -> Response<Body> {
+async fn proxy(kubelet: &Kubelet, mut request: Request<Incoming>, url: &str) -> Response<Body> {
     let Ok(target) = url.parse::<http::Uri>() else {
         return text(
             StatusCode::INTERNAL_SERVER_ERROR,
@@ -221,7 +224,12 @@ async fn proxy(mut request: Request<Incoming>, url: &str) -> Response<Body> {
     if let Ok(value) = http::HeaderValue::from_str(&authority) {
         request.headers_mut().insert("host", value);
     }
-    skiff_streaming::proxy_upgrade(request, || async move { TcpStream::connect(address).await }).await
+    let limit = kubelet.config.streaming_idle_timeout.unwrap_or(Duration::MAX);
+    let connect = || async move {
+        let connection = TcpStream::connect(address).await?;
+        Ok::<_, std::io::Error>(IdleLimited::new(connection, limit))
+    };
+    skiff_streaming::proxy_upgrade(request, connect).await
 }
 
 #[cfg(test)]

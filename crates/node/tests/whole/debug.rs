@@ -6,7 +6,11 @@ use serde_json::{Value, json};
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_node_says_of_itself() {
     let world = World::new().await;
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let healthz = free.local_addr().unwrap();
+    drop(free);
     let life = world.start_with(|config| {
+        config.healthz_port = Some(healthz.port());
         config.max_pods = 17;
         config.reserved.memory = 64 << 20;
     });
@@ -15,6 +19,22 @@ async fn what_a_node_says_of_itself() {
         .await;
     world.until("talker", "ready", is_ready).await;
     let port = world.kubelet_port().await;
+    let plain = async |path: &str| {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let mut stream = tokio::net::TcpStream::connect(healthz).await.unwrap();
+        let request = format!("GET {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).await.unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).await.unwrap();
+        answer
+    };
+    let answer = plain("/healthz").await;
+    assert!(
+        answer.starts_with("HTTP/1.1 200 OK") && answer.ends_with("\r\n\r\nok"),
+        "{answer}"
+    );
+    // Nothing else is there without a key.
+    assert!(plain("/pods").await.starts_with("HTTP/1.1 404 "));
     let admin = world
         .pki
         .client("admin", "somebody", Some("system:masters"))

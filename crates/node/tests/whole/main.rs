@@ -16,6 +16,7 @@ mod pressure;
 mod resize;
 mod restart_all;
 mod runtime;
+mod runtime_faults;
 mod shutdown;
 mod static_pods;
 mod stats;

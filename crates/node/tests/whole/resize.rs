@@ -65,6 +65,14 @@ async fn a_pod_is_resized_while_it_runs() {
         (told.cpu_shares, told.cpu_quota, told.memory_limit_in_bytes),
         (256, 25_000, 128 << 20)
     );
+    // Where the kernel counts swap, the runtime is told that there is none, when a container is made and when it grows.
+    let counts = std::path::Path::new("/sys/fs/cgroup/memory/memory.memsw.limit_in_bytes").exists();
+    let v2 = told.unified.get("memory.swap.max").map(String::as_str);
+    assert!(matches!(v2, None | Some("0")), "{v2:?}");
+    assert_eq!(
+        told.memory_swap_limit_in_bytes,
+        if counts { 128 << 20 } else { 0 }
+    );
 
     // No limit goes below what is in use.
     world.runtime.inner.lock().memory_used = 100 << 20;

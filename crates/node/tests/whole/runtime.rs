@@ -29,11 +29,82 @@ pub struct Inner {
     pub memory_used: u64,
     /// Starts never come to an end, as if the runtime was killed over them.
     pub starts_hang: bool,
+    /// What it says that is not so.
+    pub nonsense: Option<Nonsense>,
+    /// Containers that were stopped or removed, and all that were ever made.
+    pub ended: Vec<String>,
+    pub made: usize,
     counter: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nonsense {
+    UnknownStates,
+    NoIds,
+    NoStatus,
+    /// Everything is another pod's.
+    WrongUids,
+    /// Nothing is listed, though it is there.
+    EmptyLists,
+    Twice,
+    /// More than a message may have.
+    EnormousLists,
+}
+
+impl Nonsense {
+    pub const ALL: [Nonsense; 7] = [
+        Nonsense::UnknownStates,
+        Nonsense::NoIds,
+        Nonsense::NoStatus,
+        Nonsense::WrongUids,
+        Nonsense::EmptyLists,
+        Nonsense::Twice,
+        Nonsense::EnormousLists,
+    ];
+
+    const UID: &str = "io.kubernetes.pod.uid";
+
+    fn sandbox(self, one: &mut PodSandboxStatus) {
+        match self {
+            Nonsense::UnknownStates => one.state = 42,
+            Nonsense::NoIds => one.id.clear(),
+            Nonsense::WrongUids => {
+                one.metadata.as_mut().unwrap().uid = "nobody".into();
+                one.labels.insert(Self::UID.into(), "nobody".into());
+            }
+            _ => {}
+        }
+    }
+
+    fn container(self, one: &mut ContainerStatus) {
+        match self {
+            Nonsense::UnknownStates => one.state = 42,
+            Nonsense::NoIds => one.id.clear(),
+            Nonsense::WrongUids => {
+                one.labels.insert(Self::UID.into(), "nobody".into());
+            }
+            _ => {}
+        }
+    }
+
+    fn list<T: Clone>(self, list: &mut Vec<T>) {
+        match self {
+            Nonsense::EmptyLists => list.clear(),
+            Nonsense::Twice => list.extend_from_within(..),
+            Nonsense::EnormousLists => {
+                if let Some(one) = list.first().cloned() {
+                    list.resize(100_000, one);
+                }
+            }
+            _ => {}
+        }
+    }
 }
 
 #[derive(Clone)]
 pub struct FakeRuntime {
+    /// Calls are answered while this is true.
+    pub answers: tokio::sync::watch::Sender<bool>,
     pub inner: Arc<Mutex<Inner>>,
     events: broadcast::Sender<ContainerEventResponse>,
     log_root: Arc<Mutex<HashMap<String, String>>>,
@@ -49,6 +120,7 @@ fn now() -> i64 {
 impl FakeRuntime {
     pub fn new() -> Self {
         FakeRuntime {
+            answers: tokio::sync::watch::Sender::new(true),
             inner: Arc::default(),
             events: broadcast::channel(256).0,
             log_root: Arc::default(),
@@ -60,7 +132,13 @@ impl FakeRuntime {
     pub async fn serve(&self, socket: &Path, stop: CancellationToken) {
         let listener = tokio::net::UnixListener::bind(socket).unwrap();
         let incoming = tokio_stream::wrappers::UnixListenerStream::new(listener);
+        let answers = self.answers.subscribe();
+        let gate = move |inner| Gate {
+            inner,
+            answers: answers.clone(),
+        };
         let server = tonic::transport::Server::builder()
+            .layer(tower::layer::layer_fn(gate))
             .add_service(RuntimeServiceServer::new(self.clone()))
             .add_service(ImageServiceServer::new(self.clone()))
             .serve_with_incoming_shutdown(incoming, stop.cancelled_owned());
@@ -78,6 +156,7 @@ impl FakeRuntime {
     fn make_sandbox(&self, config: PodSandboxConfig) -> String {
         let mut inner = self.inner.lock();
         inner.counter += 1;
+        inner.made += 1;
         let id = format!("sandbox{}", inner.counter);
         let status = PodSandboxStatus {
             id: id.clone(),
@@ -97,6 +176,12 @@ impl FakeRuntime {
         inner.sandboxes.insert(id.clone(), (config, status));
         self.tell(&inner, &id);
         id
+    }
+
+    /// Says that something is new, though nothing is.
+    pub fn poke(&self) {
+        let inner = self.inner.lock();
+        inner.sandboxes.keys().for_each(|id| self.tell(&inner, id));
     }
 
     /// Ends a container as if its process did.
@@ -127,6 +212,36 @@ impl FakeRuntime {
             .collect();
         list.sort();
         list
+    }
+}
+
+/// Holds calls back while the runtime hangs.
+#[derive(Clone)]
+struct Gate<S> {
+    inner: S,
+    answers: tokio::sync::watch::Receiver<bool>,
+}
+
+impl<S, R> tower::Service<R> for Gate<S>
+where
+    S: tower::Service<R> + Clone + Send + 'static,
+    S::Future: Send,
+    R: Send + 'static,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = std::pin::Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), S::Error>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: R) -> Self::Future {
+        let (inner, mut answers) = (self.inner.clone(), self.answers.clone());
+        Box::pin(async move {
+            let _ = answers.wait_for(|answers| *answers).await;
+            tower::ServiceExt::oneshot(inner, request).await
+        })
     }
 }
 
@@ -205,6 +320,7 @@ impl RuntimeService for FakeRuntime {
         if let Some((_, status)) = inner.sandboxes.get_mut(&id) {
             status.state = PodSandboxState::SandboxNotready as i32;
         }
+        inner.ended.push(id);
         Ok(Response::new(StopPodSandboxResponse {}))
     }
 
@@ -224,8 +340,13 @@ impl RuntimeService for FakeRuntime {
         request: Request<PodSandboxStatusRequest>,
     ) -> Answer<PodSandboxStatusResponse> {
         let id = request.into_inner().pod_sandbox_id;
-        let status = self.inner.lock().sandboxes.get(&id).map(|(_, s)| s.clone());
-        let status = Some(status.ok_or_else(|| Status::not_found(id))?);
+        let inner = self.inner.lock();
+        let status = inner.sandboxes.get(&id).map(|(_, s)| s.clone());
+        let mut status = Some(status.ok_or_else(|| Status::not_found(id))?);
+        if let Some(nonsense) = inner.nonsense {
+            status.as_mut().into_iter().for_each(|one| nonsense.sandbox(one));
+            status = status.filter(|_| nonsense != Nonsense::NoStatus);
+        }
         Ok(Response::new(PodSandboxStatusResponse {
             status,
             ..Default::default()
@@ -242,11 +363,17 @@ impl RuntimeService for FakeRuntime {
             .map(|f| f.label_selector)
             .unwrap_or_default();
         let inner = self.inner.lock();
+        let nonsense = inner.nonsense;
         let items = inner
             .sandboxes
             .values()
-            .filter(|(_, s)| matches(&selector, &s.labels))
-            .map(|(_, s)| PodSandbox {
+            .map(|(_, s)| {
+                let mut s = s.clone();
+                nonsense.inspect(|nonsense| nonsense.sandbox(&mut s));
+                s
+            })
+            .filter(|s| matches(&selector, &s.labels))
+            .map(|s| PodSandbox {
                 id: s.id.clone(),
                 metadata: s.metadata.clone(),
                 state: s.state,
@@ -254,9 +381,9 @@ impl RuntimeService for FakeRuntime {
                 labels: s.labels.clone(),
                 ..Default::default()
             });
-        Ok(Response::new(ListPodSandboxResponse {
-            items: items.collect(),
-        }))
+        let mut items = items.collect();
+        nonsense.inspect(|nonsense| nonsense.list(&mut items));
+        Ok(Response::new(ListPodSandboxResponse { items }))
     }
 
     async fn create_container(
@@ -267,6 +394,7 @@ impl RuntimeService for FakeRuntime {
         let config = request.config.unwrap_or_default();
         let mut inner = self.inner.lock();
         inner.counter += 1;
+        inner.made += 1;
         let id = format!("container{}", inner.counter);
         let log_root = self
             .log_root
@@ -331,7 +459,9 @@ impl RuntimeService for FakeRuntime {
     }
 
     async fn stop_container(&self, request: Request<StopContainerRequest>) -> Answer<StopContainerResponse> {
-        self.exit(&request.into_inner().container_id, 143);
+        let id = request.into_inner().container_id;
+        self.inner.lock().ended.push(id.clone());
+        self.exit(&id, 143);
         Ok(Response::new(StopContainerResponse {}))
     }
 
@@ -339,10 +469,10 @@ impl RuntimeService for FakeRuntime {
         &self,
         request: Request<RemoveContainerRequest>,
     ) -> Answer<RemoveContainerResponse> {
-        self.inner
-            .lock()
-            .containers
-            .remove(&request.into_inner().container_id);
+        let id = request.into_inner().container_id;
+        let mut inner = self.inner.lock();
+        inner.containers.remove(&id);
+        inner.ended.push(id);
         Ok(Response::new(RemoveContainerResponse {}))
     }
 
@@ -356,11 +486,17 @@ impl RuntimeService for FakeRuntime {
             .map(|f| f.label_selector)
             .unwrap_or_default();
         let inner = self.inner.lock();
+        let nonsense = inner.nonsense;
         let containers = inner
             .containers
             .values()
-            .filter(|(_, _, s)| matches(&selector, &s.labels))
-            .map(|(sandbox, _, s)| Container {
+            .map(|(sandbox, _, s)| {
+                let mut s = s.clone();
+                nonsense.inspect(|nonsense| nonsense.container(&mut s));
+                (sandbox, s)
+            })
+            .filter(|(_, s)| matches(&selector, &s.labels))
+            .map(|(sandbox, s)| Container {
                 id: s.id.clone(),
                 pod_sandbox_id: sandbox.clone(),
                 metadata: s.metadata.clone(),
@@ -369,9 +505,9 @@ impl RuntimeService for FakeRuntime {
                 labels: s.labels.clone(),
                 ..Default::default()
             });
-        Ok(Response::new(ListContainersResponse {
-            containers: containers.collect(),
-        }))
+        let mut containers = containers.collect();
+        nonsense.inspect(|nonsense| nonsense.list(&mut containers));
+        Ok(Response::new(ListContainersResponse { containers }))
     }
 
     async fn container_status(
@@ -379,8 +515,16 @@ impl RuntimeService for FakeRuntime {
         request: Request<ContainerStatusRequest>,
     ) -> Answer<ContainerStatusResponse> {
         let id = request.into_inner().container_id;
-        let status = self.inner.lock().containers.get(&id).map(|(_, _, s)| s.clone());
-        let status = Some(status.ok_or_else(|| Status::not_found(id))?);
+        let inner = self.inner.lock();
+        let status = inner.containers.get(&id).map(|(_, _, s)| s.clone());
+        let mut status = Some(status.ok_or_else(|| Status::not_found(id))?);
+        if let Some(nonsense) = inner.nonsense {
+            status
+                .as_mut()
+                .into_iter()
+                .for_each(|one| nonsense.container(one));
+            status = status.filter(|_| nonsense != Nonsense::NoStatus);
+        }
         Ok(Response::new(ContainerStatusResponse {
             status,
             ..Default::default()

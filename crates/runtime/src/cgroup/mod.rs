@@ -224,6 +224,15 @@ impl Cgroup {
         })
     }
 
+    /// A kernel that does not count swap has no files to limit it.
+    fn write_if_there(&self, controller: &str, file: &str, value: &str) -> io::Result<()> {
+        let directory = self.controller(controller);
+        if directory.is_none_or(|directory| !directory.join(file).exists()) {
+            return Ok(());
+        }
+        self.write(controller, file, value)
+    }
+
     /// Memory first: of all limits it is the one that the kernel may refuse, and then nothing has changed.
     fn apply_v1(&self, resources: &Resources) -> io::Result<()> {
         if let Some(limit) = resources.memory_limit {
@@ -235,8 +244,7 @@ impl Cgroup {
             self.write("memory", "memory.limit_in_bytes", &limit.to_string())?;
         }
         if let Some(limit) = resources.memory_swap_limit {
-            // A kernel without swap accounting has no such file.
-            let _ = self.write("memory", "memory.memsw.limit_in_bytes", &limit.to_string());
+            self.write_if_there("memory", "memory.memsw.limit_in_bytes", &limit.to_string())?;
         }
         if let Some(shares) = resources.cpu_shares {
             self.write("cpu", "cpu.shares", &shares.max(2).to_string())?;
@@ -318,7 +326,7 @@ impl Cgroup {
             && both >= memory
         {
             // v2 counts swap by itself, v1's number is memory and swap together.
-            let _ = self.write("memory", "memory.swap.max", &(both - memory).to_string());
+            self.write_if_there("memory", "memory.swap.max", &(both - memory).to_string())?;
         }
         if let Some(limit) = resources.pids_limit {
             self.write("pids", "pids.max", &limit_or_max(limit))?;
@@ -488,6 +496,38 @@ mod tests {
         check(1024, 39);
         check(262_144, 10_000);
         check(u64::MAX, 10_000);
+    }
+
+    /// Memory and swap together never have more than memory, also when that grows and shrinks.
+    #[test]
+    fn swap_follows_memory_on_v1() {
+        let Hierarchy::V1(controllers) = hierarchy() else {
+            return;
+        };
+        let has_swap = |mount: &PathBuf| mount.join("memory.memsw.limit_in_bytes").exists();
+        if !controllers.get("memory").is_some_and(has_swap) {
+            return;
+        }
+        let cgroup = Cgroup::new(&format!("skiff-test-swap-{}", std::process::id())).unwrap();
+        cgroup.create().unwrap();
+        let limits = [64_i64 << 20, 128 << 20, 32 << 20].map(|limit| {
+            let resources = Resources {
+                memory_limit: Some(limit),
+                memory_swap_limit: Some(limit),
+                ..Default::default()
+            };
+            let applied = cgroup.apply(&resources);
+            let both = cgroup.read_number("memory", "memory.memsw.limit_in_bytes");
+            (applied.is_ok(), both == Some(limit))
+        });
+        // Less of both than of memory alone is an error, not a container without a limit of swap.
+        let wrong = cgroup.apply(&Resources {
+            memory_swap_limit: Some(16 << 20),
+            ..Default::default()
+        });
+        cgroup.remove().unwrap();
+        assert_eq!(limits, [(true, true); 3]);
+        assert!(wrong.is_err());
     }
 
     #[test]
