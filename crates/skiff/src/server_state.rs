@@ -284,6 +284,8 @@ mod tests {
             "api.example:6443",
             "--load-balancer-pool",
             "192.0.2.128/25,2001:db8::1-2001:db8::9",
+            "--runtime-config",
+            "api/beta=true",
         ]);
         let mut state = ServerState::of(&first, &cluster, "192.0.2.1".parse().unwrap(), "first").unwrap();
         assert!(!state.joined);
@@ -301,6 +303,7 @@ mod tests {
         assert_eq!(completed.service_node_port_range, 30000..=30100);
         assert_eq!(completed.control_plane_endpoint, first.control_plane_endpoint);
         assert_eq!(completed.load_balancer_pool, first.load_balancer_pool);
+        assert_eq!(completed.apis.runtime_config, ["api/beta=true"]);
         assert_eq!(completed.node.hostname_override.as_deref(), Some("second"));
         // Members of etcd come and go.
         let moved = state
