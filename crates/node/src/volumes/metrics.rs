@@ -55,3 +55,26 @@ impl VolumeMetrics {
             .observe_duration(took);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_labels_are_upstreams() {
+        let registry = Registry::new();
+        let metrics = VolumeMetrics::new(&registry);
+        let took = Duration::from_millis(200);
+        metrics.operation("iscsi", None, "volume_mount", true, took);
+        metrics.operation("csi", Some("d.example"), "volume_unmount", false, took);
+        metrics.call("d.example", "NodeStageVolume", "Unavailable", took);
+        let text = registry.text();
+        for line in [
+            r#"storage_operation_duration_seconds_bucket{volume_plugin="kubernetes.io/iscsi",operation_name="volume_mount",status="success",migrated="false",le="0.25"} 1"#,
+            r#"storage_operation_duration_seconds_count{volume_plugin="kubernetes.io/csi:d.example",operation_name="volume_unmount",status="fail-unknown",migrated="false"} 1"#,
+            r#"csi_operations_seconds_count{driver_name="d.example",method_name="/csi.v1.Node/NodeStageVolume",grpc_status_code="Unavailable",migrated="false"} 1"#,
+        ] {
+            assert!(text.lines().any(|one| one == line), "{line} is not in {text}");
+        }
+    }
+}

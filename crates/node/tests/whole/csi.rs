@@ -523,6 +523,11 @@ async fn a_driver_and_its_volumes() {
     let (_, metrics) = super::get(&world, port, Some(&admin), "/metrics").await;
     let line = r#"kubelet_volume_stats_used_bytes{namespace="default",persistentvolumeclaim="data"} 40"#;
     assert!(metrics.contains(line), "{metrics}");
+    let call =
+        r#"method_name="/csi.v1.Node/NodePublishVolume",grpc_status_code="OK",migrated="false",le="+Inf"}"#;
+    assert!(metrics.contains(call), "{metrics}");
+    let operation = r#"operation_name="volume_mount",status="success",migrated="false",le="+Inf"}"#;
+    assert!(metrics.contains(operation), "{metrics}");
 
     // The node starts again: what is mounted stays, and the driver is not asked to mount it once more.
     let before = driver.all("publish").len();
