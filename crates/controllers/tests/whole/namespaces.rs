@@ -1,10 +1,12 @@
-//! Namespaces over the real server: what they get when they are made, and how they are emptied.
+//! Namespaces over the real server: what they get when they are made, how their quotas are counted, and how they are emptied.
+
+use std::time::Duration;
 
 use k8s_openapi::api::apps::v1::Deployment;
-use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Namespace, Pod, ResourceQuota, ServiceAccount};
 use k8s_openapi::kube_aggregator::pkg::apis::apiregistration::v1::APIService;
 use kube::Api;
-use kube::api::{DeleteParams, ListParams, PostParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::json;
 
 use crate::cluster::{Cluster, check};
@@ -115,4 +117,35 @@ async fn a_dead_group_holds_the_namespace_but_not_its_content() {
             check(left.is_none(), left)
         })
         .await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn quotas_are_counted_again_after_their_period() {
+    let cluster = Cluster::start_idle().await;
+    cluster.run_controllers(|config| config.resource_quota_sync_period = Duration::from_millis(300));
+    cluster
+        .create::<ResourceQuota>(json!({"metadata": {"name": "q"}, "spec": {"hard": {"pods": "5"}}}))
+        .await;
+    let quotas = cluster.api::<ResourceQuota>();
+    let counted = async || {
+        let used = async || {
+            let status = quotas.get("q").await.unwrap().status.unwrap_or_default();
+            status
+                .used
+                .and_then(|used| used.get("pods").map(|pods| pods.0.clone()))
+        };
+        cluster
+            .until_idle("the pods are counted", async || {
+                let used = used().await;
+                check(used.as_deref() == Some("0"), used)
+            })
+            .await;
+    };
+    counted().await;
+    // Nothing but the period brings the quota to the queue again.
+    let wrong = Patch::Merge(json!({"status": {"used": {"pods": "3"}}}));
+    let params = PatchParams::default();
+    let patched = quotas.patch_status("q", &params, &wrong).await.unwrap();
+    assert_eq!(patched.status.unwrap().used.unwrap()["pods"].0, "3");
+    counted().await;
 }
