@@ -522,13 +522,40 @@ pub struct ImageArgs {
 #[derive(Debug, Subcommand)]
 pub enum ImageCommand {
     /// Import an OCI or docker archive
-    Import { archive: PathBuf },
+    Import {
+        archive: PathBuf,
+        /// Of an image for several platforms, take this one [default: this machine's]
+        #[arg(long, value_name = "OS/ARCH[/VARIANT]")]
+        platform: Option<skiff_runtime::image::Platform>,
+    },
+    /// Take images out of a docker or podman on this machine
+    Load {
+        /// Names or ids that docker or podman knows
+        #[arg(required = true)]
+        images: Vec<String>,
+        /// Its socket [default: where docker or podman listen usually]
+        #[arg(long, value_name = "unix://PATH", value_parser = unix_socket)]
+        host: Option<String>,
+        /// Of an image for several platforms, take this one [default: this machine's]
+        #[arg(long, value_name = "OS/ARCH[/VARIANT]")]
+        platform: Option<skiff_runtime::image::Platform>,
+    },
     /// Pull from a registry
     Pull {
         image: String,
         /// User and password for the registry
         #[arg(long, value_name = "USER:PASSWORD")]
         creds: Option<String>,
+        /// Credentials in the form of docker's config.json: passwords, identity tokens, registry tokens
+        #[arg(long, value_name = "FILE", conflicts_with = "creds")]
+        authfile: Option<PathBuf>,
+        /// Of an image for several platforms, take this one [default: this machine's]
+        #[arg(long, value_name = "OS/ARCH[/VARIANT]")]
+        platform: Option<skiff_runtime::image::Platform>,
+        /// Folders with the configuration of registries, <host>/hosts.toml
+        /// [default: /etc/containerd/certs.d:/etc/docker/certs.d]
+        #[arg(long, value_name = "DIR:...", value_delimiter = ':')]
+        registry_config_path: Vec<PathBuf>,
     },
     /// List images
     #[command(visible_alias = "ls")]

@@ -46,6 +46,11 @@ pub struct NodeArgs {
     #[arg(long, value_name = "DIR", requires = "container_runtime_endpoint")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cni_bin_dir: Option<PathBuf>,
+    /// Folders with the configuration of registries, <host>/hosts.toml, as containerd's config_path; of the embedded runtime
+    /// [default: /etc/containerd/certs.d:/etc/docker/certs.d]
+    #[arg(long, value_name = "DIR:...", value_delimiter = ':', value_parser = crate::cli::file, conflicts_with = "container_runtime_endpoint")]
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub registry_config_path: Vec<PathBuf>,
     /// The kubelet's files: volumes, plugins. Charts of storage drivers expect /var/lib/kubelet [default: kubelet in the data
     /// directory]
     #[arg(long, value_name = "DIR")]

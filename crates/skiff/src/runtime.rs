@@ -22,6 +22,14 @@ pub struct RuntimeArgs {
     /// Directories of CNI plugins, separated by commas
     #[arg(long, value_delimiter = ',', default_value = "/opt/cni/bin,/usr/lib/cni")]
     pub cni_bin_dir: Vec<PathBuf>,
+    /// Folders with the configuration of registries, <host>/hosts.toml
+    #[arg(
+        long,
+        value_name = "DIR:...",
+        value_delimiter = ':',
+        default_value = "/etc/containerd/certs.d:/etc/docker/certs.d"
+    )]
+    pub registry_config_path: Vec<PathBuf>,
     /// Import an OCI or docker archive into the images of this directory, and end
     #[arg(long, value_name = "ARCHIVE")]
     pub import: Option<PathBuf>,
@@ -46,6 +54,9 @@ pub fn run(args: &RuntimeArgs) -> Result<()> {
     let mut config = Config::new(&args.root, &args.run_dir, &args.cgroup_parent);
     config.cni_conf_dir.clone_from(&args.cni_conf_dir);
     config.cni_bin_dirs.clone_from(&args.cni_bin_dir);
+    config
+        .registry_config_paths
+        .clone_from(&args.registry_config_path);
     config.exe = std::env::current_exe()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     runtime.block_on(async {

@@ -17,7 +17,12 @@ pub(super) async fn prepare_runtime(machine: &Machine) -> Result<Prepared> {
         let _ = machine.runtime_endpoint.set(endpoint.clone());
         return Ok(Prepared::idle());
     }
-    let config = machine.cluster.runtime_config()?;
+    let mut config = machine.cluster.runtime_config()?;
+    if !machine.args.node.registry_config_path.is_empty() {
+        config
+            .registry_config_paths
+            .clone_from(&machine.args.node.registry_config_path);
+    }
     let starting = async { Runtime::start(config.clone()).await };
     let runtime = machine.reporter.step("container runtime", starting).await;
     let runtime = runtime.context("the container runtime cannot start")?;
