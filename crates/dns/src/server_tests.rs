@@ -149,3 +149,90 @@ fn only_the_cluster_is_answered() {
     });
     machine.join().unwrap();
 }
+
+/// A pod that asks as fast as it can and holds more connections than there are at all: another pod is answered as ever.
+#[test]
+fn a_flood_from_one_pod_leaves_another_its_share() {
+    const QUESTIONS: usize = 100;
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped, it needs root");
+        return;
+    }
+    let (_, machine) = in_namespace(|| {
+        ip("link set lo up");
+        ip("link add bridge type bridge");
+        ip("address add 10.1.0.1/24 dev bridge");
+        ip("link set bridge up");
+        let up = |address: &str| {
+            ip(&format!("address add {address}/24 dev eth0"));
+            ip("link set eth0 up");
+        };
+        let (go, begins) = mpsc::channel::<()>();
+        let (flooding, flooded) = mpsc::channel::<()>();
+        let (end, ends) = mpsc::channel::<()>();
+        let (flooder, floods) = in_namespace(move || {
+            begins.recv().unwrap();
+            up("10.1.0.2");
+            // They say nothing, and stay.
+            let connect = |_| {
+                let to = SocketAddr::from((ADDRESS, PORT));
+                std::net::TcpStream::connect_timeout(&to, Duration::from_secs(2)).ok()
+            };
+            let held: Vec<_> = (0..MAX_CONNECTIONS + 50).map(connect).collect();
+            let socket = std::net::UdpSocket::bind(("0.0.0.0", 0)).unwrap();
+            socket.connect((ADDRESS, PORT)).unwrap();
+            let (question, mut sent) = (question(), 0_u64);
+            while ends.try_recv().is_err() {
+                for _ in 0..1000 {
+                    sent += u64::from(socket.send(&question).is_ok());
+                }
+                if sent > 50_000 {
+                    let _ = flooding.send(());
+                }
+            }
+            drop(held);
+            sent
+        });
+        let (other, asks) = in_namespace(move || {
+            flooded.recv().unwrap();
+            up("10.1.0.3");
+            let socket = std::net::UdpSocket::bind(("0.0.0.0", 0)).unwrap();
+            socket.connect((ADDRESS, PORT)).unwrap();
+            socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+            let question = question();
+            let answered = |_: &usize| {
+                let sent = socket.send(&question).is_ok();
+                sent && socket.recv(&mut [0; 512]).is_ok()
+            };
+            let by_udp = (0..QUESTIONS).filter(answered).count();
+            let [_, by_tcp] = self::answered();
+            end.send(()).unwrap();
+            (by_udp, by_tcp)
+        });
+        for (port, pod) in [("one", flooder), ("two", other)] {
+            ip(&format!("link add {port} type veth peer name eth0 netns {pod}"));
+            ip(&format!("link set {port} master bridge up"));
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        runtime.block_on(async {
+            let bind = SocketAddr::from((ADDRESS, PORT));
+            let (udp, tcp) = (listen_udp(bind).unwrap(), listen_tcp(bind).unwrap());
+            go.send(()).unwrap();
+            let both = tokio::task::spawn_blocking(|| (asks.join().unwrap(), floods.join().unwrap()));
+            tokio::select! {
+                () = serve(server(), udp, tcp) => panic!("it ended"),
+                both = both => {
+                    let ((by_udp, by_tcp), sent) = both.unwrap();
+                    println!("{by_udp} of {QUESTIONS} answered at once beside {sent} others");
+                    // A machine that has no processor to spare loses some; without limits it is nearly all.
+                    assert!(by_udp >= QUESTIONS / 2, "{by_udp} beside {sent}");
+                    assert!(by_tcp, "by TCP");
+                }
+            }
+        });
+    });
+    machine.join().unwrap();
+}
