@@ -349,7 +349,7 @@ async fn another_service_decides_who_may() {
     let (address, seen) = authenticator().await;
     cluster.service("d/auth", json!({}), &[address]);
     assert_eq!(cluster.serve(), Vec::<String>::new());
-    let forged = "X-Key: good\r\nX-User: root\r\nX_User: root\r\nX_Groups: root\r\nX-Groups: admins\r\nX-Original-URL: http://evil/\r\n";
+    let forged = "X-Key: good\r\nX-User: root\r\nX_User: root\r\nX_Groups: root\r\nX-Groups: admins\r\nX-Original-URL: http://evil/\r\nX_Original_URL: http://evil/\r\nX-Original-URI: /evil\r\nX-Original-Method: GET\r\n";
     let post = format!(
         "POST /p?q=1 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n{forged}Content-Length: 4\r\n\r\nbody"
     );
@@ -361,6 +361,7 @@ async fn another_service_decides_who_may() {
     for (name, value) in [
         ("host", "auth.d.svc.cluster.local"),
         ("x-original-url", "http://a/p?q=1"),
+        ("x-original-uri", "/p?q=1"),
         ("x-original-method", "POST"),
         ("x-auth-request-redirect", "/p?q=1"),
         ("x-real-ip", "127.0.0.1"),
@@ -371,7 +372,9 @@ async fn another_service_decides_who_may() {
             "{name}"
         );
     }
-    assert!(!asked.1.contains_key("content-length"));
+    for gone in ["content-length", "x_original_url"] {
+        assert!(!asked.1.contains_key(gone), "{gone}");
+    }
     let sent = echo.seen.lock().pop().expect("a request");
     assert_eq!(sent.body, "body");
     assert_eq!(sent.headers["x-user"], "ann");

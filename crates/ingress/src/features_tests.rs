@@ -533,6 +533,20 @@ async fn canaries_take_their_share() {
     trial.seen.lock().clear();
     assert_eq!(cluster.status("/", "").await, "200");
     assert_eq!(trial.lines().len(), 1);
+    // One of another namespace takes nothing either.
+    cluster.ingresses.pop();
+    cluster.ingress(
+        "canary",
+        &[("canary", "true"), ("canary-weight", "100")],
+        &["/ trial"],
+    );
+    if let Some(canary) = cluster.ingresses.last_mut() {
+        Arc::make_mut(canary).metadata.namespace = Some("e".to_owned());
+    }
+    cluster.service("e/trial", json!({}), &[trial.address]);
+    assert_eq!(cluster.serve().len(), 1);
+    assert_eq!(cluster.status("/", "").await, "200");
+    assert_eq!(trial.lines().len(), 1);
     // A canary that cannot be read takes nothing, and is no Ingress of its own.
     cluster.ingresses.pop();
     cluster.ingress("canary", &[("canary", "maybe")], &["/trial trial"]);

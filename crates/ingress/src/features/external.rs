@@ -224,13 +224,17 @@ impl External {
             None => uri.clone(),
         };
         asked.insert(header::HOST, spec.host.clone());
-        asked.insert(ORIGINAL_URL, HeaderValue::try_from(url).ok()?);
-        asked.insert(ORIGINAL_METHOD, HeaderValue::try_from(method.as_str()).ok()?);
-        asked.insert(SENT_FROM, HeaderValue::from_static("nginx-ingress-controller"));
-        asked.insert(REDIRECT, redirect);
-        if spec.method.is_some() {
-            asked.insert(ORIGINAL_URI, uri);
-            asked.insert(SCHEME, HeaderValue::from_static(scope.scheme()));
+        // Two of them ingress-nginx sets only with `auth-method`, and else lets clients say them.
+        for (name, value) in [
+            (ORIGINAL_URL, HeaderValue::try_from(url).ok()?),
+            (ORIGINAL_METHOD, HeaderValue::try_from(method.as_str()).ok()?),
+            (SENT_FROM, HeaderValue::from_static("nginx-ingress-controller")),
+            (REDIRECT, redirect),
+            (ORIGINAL_URI, uri),
+            (SCHEME, HeaderValue::from_static(scope.scheme())),
+        ] {
+            headers::remove_all(&mut asked, &name);
+            asked.insert(name, value);
         }
         let path = PathAndQuery::try_from(spec.path.fill(scope)).ok()?;
         let mut request = Request::new(());

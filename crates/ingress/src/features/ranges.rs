@@ -134,6 +134,7 @@ mod tests {
                 assert!(read(&[(name, text)]).1, "{name} {text:?}");
             }
         }
-        assert!(!read(&[("whitelist-source-range", "0.0.0.0/0")]).1);
+        // As cert-manager writes it.
+        assert!(!read(&[("whitelist-source-range", "0.0.0.0/0,::/0")]).1);
     }
 }
