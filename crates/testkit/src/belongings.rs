@@ -1,17 +1,24 @@
-//! What pods of one cluster have on this machine: processes, sockets, mounts, namespaces, interfaces, addresses,
-//! cgroups, folders, leases and logs. Two listings tell what a test left behind.
+//! What pods of one cluster have on this machine: processes, sockets, mounts, namespaces, interfaces, addresses, rules
+//! of the firewall, cgroups, folders, volumes, images, leases and logs. Two listings tell what a test left behind.
 
 use anyhow::{Context, Result};
 use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-/// Folders below the data directory in which every entry belongs to one pod, sandbox, container or address.
-const FOLDERS: [&str; 8] = [
+/// Folders below the data directory in which every entry belongs to one pod, sandbox, container, address, volume or image.
+const FOLDERS: [&str; 13] = [
     "runtime/containers",
     "runtime/sandboxes",
+    "runtime/images/blobs/sha256",
+    "runtime/images/layers",
     "runtime/images/leases",
+    "runtime/images/tmp",
     "runtime/cni/results",
+    "kubelet/image_manager/pulling",
     "kubelet/pods",
+    "volumes",
     "logs",
     "cni/addresses/skiff-NAME",
     "cni/addresses/skiff-NAME/owners",
@@ -45,6 +52,14 @@ pub fn belongings(name: &str) -> Result<BTreeSet<String>> {
     let record: serde_json::Value = serde_json::from_slice(&record)?;
     let ports = format!("/sys/class/net/skiff{}/brif", record["slot"]);
     list(Path::new(&ports), "interface", &mut found);
+    for (family, table) in [
+        ("ip", format!("skiff-{name}")),
+        ("inet", format!("skiff-{name}-policy")),
+        ("inet", format!("skiff-{name}-pods")),
+        ("netdev", format!("skiff{}", record["slot"])),
+    ] {
+        firewall(family, &table, &pod_networks(&data), &mut found)?;
+    }
     for mount in cgroup_mounts(&mounts) {
         cgroups(&mount.join(format!("skiff-{name}")), &mut found);
     }
@@ -67,6 +82,41 @@ pub fn shims(name: &str) -> Result<Vec<i32>> {
         }
     }
     Ok(found)
+}
+
+/// The first three numbers of the cluster's IPv4 pod networks.
+fn pod_networks(data: &Path) -> Vec<String> {
+    let read = std::fs::read(data.join("cni/conf/10-skiff.conflist"));
+    let conf: serde_json::Value = serde_json::from_slice(&read.unwrap_or_default()).unwrap_or_default();
+    let subnets = conf["plugins"][0]["subnets"].as_array().into_iter().flatten();
+    subnets
+        .filter_map(|subnet| Some(subnet.as_str()?.rsplit_once('.')?.0.to_owned()))
+        .collect()
+}
+
+/// The pods' addresses in a table, and the chains of their interfaces.
+fn firewall(family: &str, table: &str, networks: &[String], found: &mut BTreeSet<String>) -> Result<()> {
+    let listed = Command::new("nft")
+        .args(["list", "table", family, table])
+        .output()
+        .context("nft: install Debian's nftables")?;
+    let listed = String::from_utf8_lossy(&listed.stdout);
+    for line in listed.lines() {
+        if let Some(chain) = line.trim().strip_prefix("chain veth") {
+            found.insert(format!("chain veth{} in {table}", chain.trim_end_matches(" {")));
+        }
+        for word in line.split(|c: char| c.is_whitespace() || ",:{}".contains(c)) {
+            let Some((network, number)) = word.rsplit_once('.') else {
+                continue;
+            };
+            let is_pod =
+                networks.iter().any(|known| known == network) && !matches!(number, "0" | "1" | "255");
+            if is_pod && word.parse::<Ipv4Addr>().is_ok() {
+                found.insert(format!("address {word} in {table}"));
+            }
+        }
+    }
+    Ok(())
 }
 
 fn list(folder: &Path, kind: &str, found: &mut BTreeSet<String>) {
@@ -96,9 +146,10 @@ fn cgroups(directory: &Path, found: &mut BTreeSet<String>) {
             {
                 found.insert(format!("cgroup {}", path.display()));
             }
-            let processes = std::fs::read_to_string(entry.path().join("cgroup.procs")).unwrap_or_default();
-            found.extend(processes.lines().map(|pid| format!("process {pid}")));
-            cgroups(&entry.path(), found);
+            let processes = std::fs::read_to_string(path.join("cgroup.procs")).unwrap_or_default();
+            let place = path.display();
+            found.extend(processes.lines().map(|pid| format!("process {pid} in {place}")));
+            cgroups(&path, found);
         }
     }
 }

@@ -26,7 +26,19 @@ pub fn pause_archive(dir: &Path) -> Result<PathBuf> {
     archive(&dir.join("pause.tar"), PAUSE, &["sleep", "2147483647"])
 }
 
+/// The busybox image with one more layer, which has nothing but the file `/ballast`: an image that takes a while to pull.
+pub fn ballast_archive(dir: &Path, ballast: &[u8]) -> Result<PathBuf> {
+    let mut layer = tar::Builder::new(Vec::new());
+    append(&mut layer, "ballast", tar::EntryType::Regular, 0o644, ballast)?;
+    let layers = vec![busybox_layer()?, layer.into_inner()?];
+    pack(&dir.join("ballast.tar"), BUSYBOX, &["sh"], &layers)
+}
+
 fn archive(path: &Path, reference: &str, command: &[&str]) -> Result<PathBuf> {
+    pack(path, reference, command, &[busybox_layer()?])
+}
+
+fn busybox_layer() -> Result<Vec<u8>> {
     let busybox = std::fs::read("/bin/busybox").context("/bin/busybox: install Debian's busybox-static")?;
     let mut layer = tar::Builder::new(Vec::new());
     for folder in ["bin/", "etc/", "tmp/", "root/"] {
@@ -50,15 +62,22 @@ fn archive(path: &Path, reference: &str, command: &[&str]) -> Result<PathBuf> {
         let mut header = header(tar::EntryType::Symlink, 0o777, 0);
         layer.append_link(&mut header, format!("bin/{applet}"), "busybox")?;
     }
-    let layer = layer.into_inner()?;
+    Ok(layer.into_inner()?)
+}
+
+fn pack(path: &Path, reference: &str, command: &[&str], layers: &[Vec<u8>]) -> Result<PathBuf> {
+    let digests: Vec<String> = layers.iter().map(|layer| digest(layer)).collect();
+    let names: Vec<String> = (0..layers.len())
+        .map(|number| format!("layer-{number}.tar"))
+        .collect();
     let config = json!({
         "architecture": "amd64", "os": "linux",
         "config": {"Env": ["PATH=/bin"], "Cmd": command},
-        "rootfs": {"type": "layers", "diff_ids": [digest(&layer)]},
+        "rootfs": {"type": "layers", "diff_ids": digests},
     });
     let config = serde_json::to_vec(&config)?;
     let config_name = format!("{}.json", digest(&config).trim_start_matches("sha256:"));
-    let manifest = json!([{"Config": config_name, "RepoTags": [reference], "Layers": ["layer.tar"]}]);
+    let manifest = json!([{"Config": config_name, "RepoTags": [reference], "Layers": names}]);
     let mut archive = tar::Builder::new(File::create(path)?);
     append(
         &mut archive,
@@ -67,7 +86,9 @@ fn archive(path: &Path, reference: &str, command: &[&str]) -> Result<PathBuf> {
         0o644,
         &config,
     )?;
-    append(&mut archive, "layer.tar", tar::EntryType::Regular, 0o644, &layer)?;
+    for (name, layer) in names.iter().zip(layers) {
+        append(&mut archive, name, tar::EntryType::Regular, 0o644, layer)?;
+    }
     append(
         &mut archive,
         "manifest.json",

@@ -22,7 +22,7 @@ pub use belongings::{belongings, shims};
 pub use clock::ShiftedClock;
 pub use cluster::{Cluster, Kubectl};
 pub use external::{Containerd, Etcd, EtcdMembers, Registry, free_port};
-pub use image::{BUSYBOX, PAUSE, busybox_archive, pause_archive};
+pub use image::{BUSYBOX, PAUSE, ballast_archive, busybox_archive, pause_archive};
 pub use logind::Logind;
 pub use machines::{Machine, Switch};
 pub use outage::StoreSwitch;
