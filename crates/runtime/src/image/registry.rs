@@ -81,7 +81,7 @@ struct Failures(Option<Error>);
 
 impl Failures {
     fn add(&mut self, endpoint: &Endpoint, error: Error) {
-        tracing::debug!(host = endpoint.name(), %error, "the registry's host does not serve the image");
+        tracing::info!(host = endpoint.name(), %error, "the registry's host does not serve the image");
         if self.0.as_ref().is_none_or(|worst| error.rank() > worst.rank()) {
             self.0 = Some(error);
         }
@@ -143,6 +143,11 @@ impl Registry {
                         .unwrap_or(tag)
                         .to_owned());
                 }
+                // COMPAT: registries that know no HEAD.
+                Err(Error::Status {
+                    status: StatusCode::METHOD_NOT_ALLOWED,
+                    ..
+                }) => return Ok(tag.to_owned()),
                 Err(error) => failures.add(endpoint, error),
             }
         }

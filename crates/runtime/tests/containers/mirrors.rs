@@ -113,6 +113,21 @@ pub async fn order() {
         "{lines:?}"
     );
     assert_eq!(lines[1..], whole(&content, "/v2/team/web", &ns)[1..]);
+    // Without HEAD the manifest itself is asked of the registry.
+    let served = content.clone();
+    let without_head = Fake::start(move |seen| match seen.method.as_str() {
+        "HEAD" => answer(405, ""),
+        _ => served.serve(seen),
+    })
+    .await;
+    let server = format!("server = \"http://{}\"\n", without_head.address);
+    setup.configure(&folder_of(upstream.address), &(server + &mirrors));
+    setup.pull(&name, None).await.expect("pulls");
+    assert_eq!(
+        without_head.take_lines()[1],
+        format!("GET /v2/team/web/manifests/1{ns}")
+    );
+    assert_eq!(mirror.take_lines(), whole(&content, "/v2/team/web", &ns)[1..]);
     // And one that may only resolve serves nothing.
     setup.configure(
         &folder_of(upstream.address),
