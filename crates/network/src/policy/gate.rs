@@ -171,7 +171,7 @@ async fn is_known(
     match timeout_at(deadline, shown).await {
         Ok(()) => Ok(true),
         Err(_) => Err(format!(
-            "the network policies' copy of pods does not show pod {key}"
+            "the network policies' copy of pods and namespaces does not show pod {key}"
         )),
     }
 }

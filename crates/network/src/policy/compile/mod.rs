@@ -241,9 +241,10 @@ impl Compiler {
         true
     }
 
-    /// Whether a pod is known, by name and uid.
+    /// Whether a pod is known, by name and uid, and its namespace, by whose labels administrators select it.
     pub(super) fn knows(&self, key: &Key, uid: &str) -> bool {
-        self.pods.get(key).is_some_and(|pod| pod.facts.uid == uid)
+        self.namespaces.contains_key(&key.namespace)
+            && self.pods.get(key).is_some_and(|pod| pod.facts.uid == uid)
     }
 
     /// The CNI plugin gives these addresses to a pod of this node, whoever had them before. Answers whether there is

@@ -468,6 +468,10 @@ fn an_address_goes_with_who_has_it_now() {
     // The plugin is ahead of the status.
     let key = Key::new("one", &one.name);
     assert!(compiler.knows(&key, "uid-1") && !compiler.knows(&key, "uid-2"));
+    // Administrators select by the namespace's labels: without them nobody can say what is in force.
+    compiler.set_namespace("one", None);
+    assert!(!compiler.knows(&key, "uid-1"));
+    compiler.set_namespace("one", Some(Default::default()));
     compiler.attach(&key, "uid-1", vec![address]);
     compiler.compile();
     assert_eq!(isolation(&compiler), Some(false));

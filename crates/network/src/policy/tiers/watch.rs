@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::api::ListParams;
 use kube::{Api, Resource};
@@ -12,6 +13,9 @@ use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::{AdminNetworkPolicy, BaselineAdminNetworkPolicy, ClusterNetworkPolicy, TierObject, TierPolicy};
+
+/// An API server that has just started refuses what its roles allow until it has read them.
+const ROLES_PATIENCE: Duration = Duration::from_secs(30);
 
 /// All objects of the three kinds.
 #[derive(Default)]
@@ -32,6 +36,8 @@ pub(in crate::policy) struct Watch {
     baseline: DefinedKind<BaselineAdminNetworkPolicy>,
     /// Problems that the log has.
     logged: BTreeSet<String>,
+    /// Definitions that the log says are not served.
+    unserved: BTreeSet<String>,
 }
 
 impl Watch {
@@ -61,6 +67,7 @@ impl Watch {
             admin: DefinedKind::default(),
             baseline: DefinedKind::default(),
             logged: BTreeSet::new(),
+            unserved: BTreeSet::new(),
         }
     }
 
@@ -74,15 +81,21 @@ impl Watch {
         let definitions: Api<Definition> = Api::all(self.client.clone());
         let [name, ..] = definition_names();
         let one = ListParams::default().fields(&format!("metadata.name={name}"));
+        let synced = async {
+            for informer in &self.definitions {
+                informer.synced().await;
+            }
+        };
         match definitions.list(&one).await {
-            Err(error) if is_code(&error, 403) => tracing::warn!(
-                "the node may not read CustomResourceDefinitions: ClusterNetworkPolicies and AdminNetworkPolicies are not enforced until `skiff node-roles` is applied again"
-            ),
-            _ => {
-                for informer in &self.definitions {
-                    informer.synced().await;
+            // Also the answer of a server that has not read its roles yet.
+            Err(error) if is_code(&error, 403) => {
+                if tokio::time::timeout(ROLES_PATIENCE, synced).await.is_err() {
+                    tracing::warn!(
+                        "the node may not read CustomResourceDefinitions: ClusterNetworkPolicies and AdminNetworkPolicies are not enforced until `skiff node-roles` is applied again"
+                    );
                 }
             }
+            _ => synced.await,
         }
         loop {
             if let Some(policies) = self.policies() {
@@ -125,12 +138,29 @@ impl Watch {
         self.cluster.follow(&definitions, client, stop, noted);
         self.admin.follow(&definitions, client, stop, noted);
         self.baseline.follow(&definitions, client, stop, noted);
+        let unserved: BTreeSet<String> = definitions
+            .iter()
+            .filter(|each| !is_served(each))
+            .filter_map(|each| each.metadata.name.clone())
+            .collect();
+        for name in unserved.difference(&self.unserved) {
+            tracing::warn!(
+                "{name} are not served in the version that skiff knows: such policies are not enforced"
+            );
+        }
+        self.unserved = unserved;
         Some(TierObjects {
             cluster: self.cluster.list()?,
             admin: self.admin.list()?,
             baseline: self.baseline.list()?,
         })
     }
+}
+
+fn is_served(definition: &Definition) -> bool {
+    definition.serves::<ClusterNetworkPolicy>()
+        || definition.serves::<AdminNetworkPolicy>()
+        || definition.serves::<BaselineAdminNetworkPolicy>()
 }
 
 fn definition_names() -> [String; 3] {
