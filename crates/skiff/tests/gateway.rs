@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use skiff_testkit::{Cluster, Kubectl, eventually, expect_eq, free_port};
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const SKIFF: &str = env!("CARGO_BIN_EXE_skiff");
@@ -95,12 +96,39 @@ fn gateways_from_outside_to_pods() -> Result<()> {
         format!("{refused:?}").contains("must not contain '//'"),
         "{refused:?}"
     );
+    let asked = while_asking(&[http, own], || cluster.skiff(&["restart"]).map(drop))?;
+    ensure!(asked.iter().all(|count| *count > 10), "{asked:?}");
     kubectl.run(&["delete", "gateway", "web"])?;
     eventually("the ports are given back", PATIENCE, || {
         for port in [http, own] {
             ensure!(TcpStream::connect(("127.0.0.1", port)).is_err(), "{port} is open");
         }
         Ok(())
+    })
+}
+
+/// Asks at all of these ports without a break while something is done: each is answered each time. Says how often.
+fn while_asking(ports: &[u16], done: impl FnOnce() -> Result<()>) -> Result<Vec<usize>> {
+    let over = AtomicBool::new(false);
+    let ask = |port: u16| -> Result<usize> {
+        let mut count = 0;
+        while !over.load(Ordering::Relaxed) {
+            let answer = get(port, "a.b.example", "/", "")?;
+            ensure!(answer.contains("Hello from one-"), "port {port}: {answer}");
+            count += 1;
+        }
+        Ok(count)
+    };
+    std::thread::scope(|scope| {
+        let asking: Vec<_> = ports.iter().map(|port| scope.spawn(|| ask(*port))).collect();
+        let done = done();
+        over.store(true, Ordering::Relaxed);
+        let asked = asking.into_iter().map(|thread| match thread.join() {
+            Ok(count) => count,
+            Err(panic) => std::panic::resume_unwind(panic),
+        });
+        let asked: Result<Vec<usize>> = asked.collect();
+        done.and(asked)
     })
 }
 
