@@ -159,6 +159,16 @@ impl Default for ManagersConfig {
     }
 }
 
+impl ManagersConfig {
+    /// Whether the parts go together, once the file and the flags have been read.
+    pub fn check(&self) -> Result<(), Wrong> {
+        if self.cpu_policy == Pinning::None && self.cpu_options != CpuOptions::default() {
+            return Err(("cpuManagerPolicyOptions", Error::OptionsOfNone));
+        }
+        Ok(())
+    }
+}
+
 /// The same as text: flags, or fields of a KubeletConfiguration. What is `None` stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ManagerFlags {
@@ -186,10 +196,6 @@ impl ManagerFlags {
         }
         if !self.cpu_options.is_empty() {
             config.cpu_options = cpu_options(&self.cpu_options).map_err(at("cpuManagerPolicyOptions"))?;
-        }
-        let options = !self.cpu_options.is_empty() || config.cpu_options != CpuOptions::default();
-        if options && config.cpu_policy == Pinning::None {
-            return Err(("cpuManagerPolicyOptions", Error::OptionsOfNone));
         }
         config.reconcile_period = self.reconcile_period.unwrap_or(config.reconcile_period);
         if let Some(cpus) = &self.reserved_cpus {
@@ -330,7 +336,7 @@ mod tests {
 
     fn applied(flags: &ManagerFlags) -> Result<ManagersConfig, String> {
         let mut config = ManagersConfig::default();
-        let applied = flags.apply(&mut config);
+        let applied = flags.apply(&mut config).and_then(|()| config.check());
         applied
             .map(|()| config)
             .map_err(|(field, error)| format!("{field}: {error}"))
