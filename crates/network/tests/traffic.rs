@@ -33,6 +33,8 @@ const CLUSTER_IP: Ipv4Addr = Ipv4Addr::new(10, 96, 0, 10);
 const GATEWAY_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x244, 0, 0, 0, 0, 1);
 const CLUSTER_IP_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x10, 0x96, 0, 0, 0, 0, 0xa);
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long is waited for what must not come.
+const SHORT: Duration = Duration::from_millis(500);
 
 fn main() {
     if !rustix::process::geteuid().is_root() {
@@ -622,6 +624,45 @@ async fn follows_the_api(config: &ProxyConfig, client: &Pod, a: Ipv4Addr, b: Ipv
     proxy.await.unwrap().unwrap();
     // The rules outlive the loop.
     assert_eq!(client.run(|| ask(CLUSTER_IP, 80)).unwrap().0, b.to_string());
+    pods_do_not_reach_the_nodes_loopback(config, client);
+}
+
+/// Node ports answer on the node's 127.0.0.1, for which its bridge routes loopback addresses. A pod that sends packets to
+/// 127.0.0.1 out of its interface must not reach what listens there, nor node ports by that address.
+fn pods_do_not_reach_the_nodes_loopback(config: &ProxyConfig, client: &Pod) {
+    let localnet = std::fs::read_to_string("/proc/sys/net/ipv4/conf/skiff0/route_localnet");
+    assert_eq!(localnet.unwrap().trim(), "1", "the proxy has switched it on");
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 9999)).unwrap();
+    std::thread::spawn(move || {
+        while let Ok((mut stream, peer)) = listener.accept() {
+            let _ = stream.write_all(format!("loopback {}", peer.ip()).as_bytes());
+        }
+    });
+    // The node itself does.
+    assert_eq!(ask(Ipv4Addr::LOCALHOST, 9999).unwrap().0, "loopback");
+    assert!(ask(Ipv4Addr::LOCALHOST, 30080).is_ok());
+    let ip = |args: &'static str| {
+        let done = client.run(move || std::process::Command::new("ip").args(args.split(' ')).status());
+        assert!(done.unwrap().success(), "ip {args}");
+    };
+    // A pod with CAP_NET_ADMIN: its loopback addresses lead to the gateway, and answers from there are taken.
+    client.run(|| std::fs::write("/proc/sys/net/ipv4/conf/eth0/route_localnet", "1").unwrap());
+    ip("addr del 127.0.0.1/8 dev lo");
+    ip("route add 127.0.0.0/8 via 10.244.0.1 dev eth0 onlink src 10.244.0.2");
+    let reached = || {
+        [9999, 30080].map(|port| {
+            client
+                .run(move || ask_within(Ipv4Addr::LOCALHOST, port, SHORT))
+                .is_ok()
+        })
+    };
+    assert_eq!(reached(), [false, false]);
+    // It is the guard that keeps it out: without it, this test gets there.
+    assert!(nft(&format!("flush chain ip {} guard-loopback", config.table)));
+    assert_eq!(reached(), [true, true]);
+    ip("route del 127.0.0.0/8");
+    ip("addr add 127.0.0.1/8 dev lo");
+    println!("traffic: pods do not reach the node's loopback");
 }
 
 /// A service that names the node's own address, with a port of the node and a node port of another service.

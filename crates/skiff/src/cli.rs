@@ -570,7 +570,7 @@ pub enum ImageCommand {
 }
 
 /// What a server that joined takes from its cluster, or from `skiff join`.
-const SETTLED_BY_JOIN: [&str; 27] = [
+const SETTLED_BY_JOIN: [&str; 28] = [
     "advertise_address",
     "allowed_unsafe_sysctls",
     "cluster_domain",
@@ -593,6 +593,7 @@ const SETTLED_BY_JOIN: [&str; 27] = [
     "node_cidr_mask_size",
     "node_ip",
     "node_labels",
+    "pod_connection_limit",
     "pod_max_pids",
     "pod_network",
     "register_with_taints",

@@ -382,6 +382,7 @@ impl Cluster {
             mode,
             mtu: None,
             wireguard_port: WIREGUARD_PORT + u16::from(self.slot),
+            connection_limit: None,
             dns,
             policy_socket: Some(self.policy_socket()),
         })

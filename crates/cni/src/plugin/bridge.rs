@@ -29,7 +29,7 @@ use nlink::netlink::neigh::Neighbor;
 use nlink::netlink::route::{Ipv4Route, Ipv6Route};
 use nlink::netlink::{Connection, Route};
 
-use super::guard::{Guard, StandingGuards};
+use super::guard::Guard;
 use super::subnet::Subnets;
 use super::{BridgeConf, ipam};
 use crate::result::CniError;
@@ -48,20 +48,16 @@ pub async fn ensure_bridge(conf: &BridgeConf) -> Result<()> {
     let subnets = conf.validate().map_err(invalid)?;
     let host = Connection::<Route>::new()?;
     ensure(&host, conf, &subnets).await.map_err(invalid)?;
-    let restored = restore_ports(&host, conf, &subnets, None).await;
-    restored.map(drop).map_err(invalid)
+    let restored = restore_ports(&host, conf, &subnets, false);
+    restored.await.map(drop).map_err(invalid)
 }
 
-/// Restores the guards of ports that are up without the one that they should have, as happens when somebody flushes the
-/// host's rules. Returns how many there were.
+/// Restores the guards of ports that are up without theirs, as after a flush of rules. Returns how many there were.
 pub async fn restore_guards(conf: &BridgeConf) -> Result<usize> {
     let invalid = |error: CniError| Error::Invalid(error.to_string());
     let subnets = conf.validate().map_err(invalid)?;
-    let standing = Guard::open(&conf.bridge)?.standing().await?;
     let host = Connection::<Route>::new()?;
-    restore_ports(&host, conf, &subnets, Some(&standing))
-        .await
-        .map_err(invalid)
+    restore_ports(&host, conf, &subnets, true).await.map_err(invalid)
 }
 
 /// Removes the bridge and its guards; the host ends of sandboxes that still use it stay. Not having it is fine.
@@ -71,26 +67,35 @@ pub async fn remove_bridge(bridge: &str) -> Result<()> {
     Ok(())
 }
 
-/// Sets up the ports of all sandboxes that hold an address. If it is known which guards are `standing`, only ports that are
-/// up without theirs: one that is not up is just being attached.
+/// Sets up the ports of all sandboxes that hold an address, or only those that are `unguarded`: up without the guard that they
+/// should have. One that is not up is just being attached.
 async fn restore_ports(
     host: &Connection<Route>,
     conf: &BridgeConf,
     subnets: &Subnets,
-    standing: Option<&StandingGuards>,
+    unguarded: bool,
 ) -> PluginResult<usize> {
+    let guard = Guard::open(&conf.bridge).map_err(failed("open netlink"))?;
+    let guards = guard.standing().await.map_err(failed("list the guards"))?;
     let mut restored = 0;
     for held in ipam::Addresses::new(conf, subnets.clone()).held()? {
         let host_ifname = host_ifname(&conf.name, &held.container_id, &held.ifname);
-        if standing.is_some_and(|guards| guards.protect(&host_ifname, &held.addresses, subnets)) {
+        let is_guarded = guards.protect(&host_ifname, &held.addresses, subnets);
+        if unguarded && is_guarded {
             continue;
         }
-        match is_up(host, &host_ifname).await? {
-            None => continue,
-            Some(false) if standing.is_some() => continue,
-            Some(_) => {}
+        let up = is_up(host, &host_ifname).await?;
+        if up.is_none() || (unguarded && up == Some(false)) {
+            continue;
         }
-        match set_up_port(host, conf, subnets, &host_ifname, &held.addresses).await {
+        // A guard that stands is left alone: who watches nftables rules would have to look what has changed.
+        let set_up = async {
+            if !is_guarded {
+                protect(conf, subnets, &host_ifname, &held.addresses).await?;
+            }
+            set_up_port(host, conf, &host_ifname, &held.addresses).await
+        };
+        match set_up.await {
             Ok(()) => restored += 1,
             // Its sandbox may be gone by now.
             Err(error) if is_up(host, &host_ifname).await?.is_some() => return Err(error),
@@ -258,7 +263,8 @@ pub(super) async fn attach(
         added => added.map_err(failed(format_args!("add {ifname} to the sandbox")))?,
     }
     let configured = async {
-        set_up_port(&host, conf, subnets, host_ifname, addresses).await?;
+        protect(conf, subnets, host_ifname, addresses).await?;
+        set_up_port(&host, conf, host_ifname, addresses).await?;
         configure(conf, subnets, namespace, ifname, addresses).await
     }
     .await;
@@ -269,9 +275,7 @@ pub(super) async fn attach(
     configured
 }
 
-/// The host end of a sandbox: guarded first, then up.
-async fn set_up_port(
-    host: &Connection<Route>,
+async fn protect(
     conf: &BridgeConf,
     subnets: &Subnets,
     host_ifname: &str,
@@ -281,7 +285,16 @@ async fn set_up_port(
         .map_err(failed("open netlink"))?
         .protect(host_ifname, addresses, subnets)
         .await
-        .map_err(failed(format_args!("guard {host_ifname}")))?;
+        .map_err(failed(format_args!("guard {host_ifname}")))
+}
+
+/// The host end of a sandbox, which is guarded: it is up afterwards.
+async fn set_up_port(
+    host: &Connection<Route>,
+    conf: &BridgeConf,
+    host_ifname: &str,
+    addresses: &[IpAddr],
+) -> PluginResult<()> {
     let port = BridgePortConfig::new()
         .hairpin(true)
         .learning(false)

@@ -34,8 +34,8 @@ const SOURCE_NAT_PRIORITY: i32 = 100;
 const UDP: u8 = 17;
 /// Where the virtual network's number is, behind the UDP header.
 const VNI_OFFSET: u32 = 12;
-const NFPROTO_IPV4: u8 = 2;
-const NFPROTO_IPV6: u8 = 10;
+pub(super) const NFPROTO_IPV4: u8 = 2;
+pub(super) const NFPROTO_IPV6: u8 = 10;
 
 /// What the table is made from.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -256,7 +256,7 @@ fn masquerade_rules(wanted: &Rules, rule: impl Fn() -> Rule) -> Vec<Rule> {
     wanted.own.iter().map(masquerade).collect()
 }
 
-fn only_family(rule: Rule, family: u8) -> Rule {
+pub(super) fn only_family(rule: Rule, family: u8) -> Rule {
     rule.expr(Expr::Meta {
         dreg: Register::R0,
         key: MetaKey::NfProto,

@@ -6,6 +6,7 @@
 //! before it has seen all Nodes.
 
 mod conf;
+mod connections;
 mod firewall;
 mod links;
 mod peers;
@@ -30,6 +31,7 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 
+use connections::Connections;
 use firewall::Firewall;
 use links::Links;
 use peers::Peers;
@@ -50,8 +52,8 @@ const SETTLE: Duration = Duration::from_millis(2);
 /// How often the kernel is compared with what it should have: devices and routes, and all rules, not only those that others are
 /// announced to have changed.
 const VERIFY_PERIOD: Duration = Duration::from_secs(30);
-/// The tables: rules of the pod network, guards of the pods' interfaces, host ports of both families.
-const WATCHED: usize = 4;
+/// The tables: rules of the pod network, limits of connections, guards of the pods' interfaces, host ports of both families.
+const WATCHED: usize = 5;
 const MAX_RETRY: Duration = Duration::from_secs(5);
 
 #[derive(Debug, thiserror::Error)]
@@ -146,6 +148,9 @@ pub struct PodNetworkConfig {
     pub wireguard_port: u16,
     /// Whether cluster DNS listens on the gateways.
     pub dns: bool,
+    /// Connections in the kernel's tracking that one pod may have; 0: any number. If it is not given, an eighth of all that the
+    /// kernel tracks.
+    pub connection_limit: Option<u32>,
     /// Where the CNI plugin asks for a pod's network policies to be in force (see `policy`).
     pub policy_socket: Option<PathBuf>,
 }
@@ -172,8 +177,10 @@ impl PodNetworkConfig {
     /// Reports what others change of the tables.
     fn watch(&self) -> Result<Watch, Error> {
         let host_ports = skiff_cni::host_ports_table(&self.network);
+        let limits = connections::table_of(&self.network);
         let tables: [(Family, &str); WATCHED] = [
             (firewall::FAMILY, &self.table),
+            (connections::FAMILY, &limits),
             (Family::Netdev, &self.bridge),
             (Family::Ip, &host_ports),
             (Family::Ip6, &host_ports),
@@ -267,6 +274,9 @@ pub async fn remove(config: &PodNetworkConfig) -> Result<(), Error> {
     links.remove_device(&config.vxlan()).await?;
     links.remove_device(&config.wireguard()).await?;
     Firewall::open(&config.table)?.remove().await?;
+    Connections::open(&config.network, &config.bridge, None)?
+        .remove()
+        .await?;
     let mut bridge = BridgeConf::new(&config.bridge, [], &config.addresses_dir);
     bridge.name.clone_from(&config.network);
     skiff_cni::remove_host_ports(&bridge).await?;
@@ -285,6 +295,7 @@ struct Network {
     client: Client,
     links: Links,
     firewall: Firewall,
+    connections: Connections,
     /// The bridge as it was last made; at the start, as the CNI configuration on disk has it.
     bridge: Option<BridgeConf>,
     /// The bridge was made, or looked at, since the start.
@@ -298,6 +309,7 @@ impl Network {
         Ok(Network {
             links: Links::open(&config)?,
             firewall: Firewall::open(&config.table)?,
+            connections: Connections::open(&config.network, &config.bridge, config.connection_limit)?,
             bridge: conf::remembered(&config),
             bridge_stands: false,
             reach: links::ReachCache::default(),
@@ -316,7 +328,7 @@ impl Network {
     /// Restores what somebody else has changed of the rules: those that are `touched`, or, beside `watch`, any.
     async fn restore(&mut self, touched: &[Touched], watch: Option<&mut Watch>) -> Result<(), Error> {
         let all = watch.is_some();
-        let [firewall, guards, host_ports @ ..] = touched else {
+        let [firewall, limits, guards, host_ports @ ..] = touched else {
             return Ok(());
         };
         if all || !guards.is_empty() {
@@ -325,8 +337,15 @@ impl Network {
         if all || host_ports.iter().any(|touched| !touched.is_empty()) {
             self.restore_host_ports().await;
         }
+        let mut watch = watch;
         if all || !firewall.is_empty() {
-            self.firewall.restore(firewall, watch).await?;
+            self.firewall.restore(firewall, watch.as_deref_mut()).await?;
+        }
+        if all {
+            self.connections.report().await;
+        }
+        if all || !limits.is_empty() {
+            self.connections.restore(limits, watch).await?;
         }
         Ok(())
     }
@@ -378,6 +397,7 @@ impl Network {
             self.bridge_stands = true;
         }
         self.firewall.apply(&plan.firewall).await?;
+        self.connections.apply().await?;
         // From now on the runtime can give pods a network: this is what the node's readiness waits for.
         conf::write(&self.config, &plan)?;
         // A tunnel that cannot be made must not keep packets from taking direct routes.

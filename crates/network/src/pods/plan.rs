@@ -314,6 +314,7 @@ pub(super) mod tests {
             mode,
             mtu: None,
             wireguard_port: 51820,
+            connection_limit: None,
             dns: false,
             policy_socket: None,
         }

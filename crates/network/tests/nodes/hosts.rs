@@ -126,13 +126,26 @@ impl Host {
         self.command("ip", args)
     }
 
-    /// All rules of the machine and the elements of their sets, in no particular order.
+    /// All rules of the machine and the elements of their sets, in no particular order; but for what the kernel counts.
     pub(crate) fn rules(&self) -> Vec<String> {
         let listed = self.command("nft", "-s list ruleset");
-        let mut words: Vec<String> = listed
-            .split(|c: char| c.is_whitespace() || c == ',')
-            .map(str::to_owned)
-            .collect();
+        let mut words = Vec::new();
+        for table in listed.split("\ntable ") {
+            let mut parts = table.split("elements = {");
+            let mut text = parts.next().unwrap_or_default().to_owned();
+            let counts = table.contains("-connections {");
+            for part in parts {
+                text += match part.split_once("}\n") {
+                    Some((_, rest)) if counts => rest,
+                    _ => part,
+                };
+            }
+            words.extend(
+                text.split(|c: char| c.is_whitespace() || c == ',')
+                    .map(str::to_owned),
+            );
+        }
+        words.retain(|word| !word.is_empty());
         words.sort();
         words
     }
@@ -233,6 +246,7 @@ impl Machine {
             mode: Mode::Auto,
             mtu: None,
             wireguard_port: 51820,
+            connection_limit: None,
             dns: true,
             policy_socket: None,
         };

@@ -19,6 +19,8 @@ use skiff_network::pods;
 const PORT: u16 = 8080;
 /// A link's 1500 bytes without what VXLAN needs.
 const MTU: usize = 1450;
+/// What a pod of the first machine may have; the second one has no limit.
+const CONNECTIONS: u32 = 300;
 const IPV4: usize = 0;
 const IPV6: usize = 1;
 
@@ -62,6 +64,8 @@ fn main() {
     way_out(&host, "198.51.100.254", "2001:db8:2::fe");
     let mut c = Machine::new("c", host, &api);
 
+    a.config.connection_limit = Some(CONNECTIONS);
+    b.config.connection_limit = Some(0);
     // Nothing is there before the Node says which networks are its own.
     a.start();
     assert!(!a.is_ready());
@@ -157,6 +161,7 @@ fn main() {
         };
     }
     assert_eq!(forgery!().arrived(), Vec::<&str>::new());
+    one_pod_does_not_take_all_connections(&a.host, &b.host, [&one, &two, &near_pod]);
     others_hands(&a.host);
     // It is the rules that keep them out: without them, this test sees the packets.
     for machine in [&mut a, &mut b, &mut c] {
@@ -237,6 +242,59 @@ fn reach(from: &Pod, to: IpAddr) -> IpAddr {
     })
 }
 
+/// A pod that opens connections without end gets no further than its limit, and the others do not notice.
+fn one_pod_does_not_take_all_connections(a: &Host, b: &Host, [one, two, near]: [&Pod; 3]) {
+    const FLOWS: u16 = 2000;
+    let tracked = |host: &Host| -> u32 {
+        let count = "/proc/sys/net/netfilter/nf_conntrack_count";
+        let count = host.run(async move { std::fs::read_to_string(count).unwrap() });
+        count.trim().parse().unwrap()
+    };
+    let flood = |from: &Pod, to: IpAddr| {
+        inside(&from.host.path, move || {
+            let any: IpAddr = if to.is_ipv4() {
+                [0; 4].into()
+            } else {
+                [0u16; 8].into()
+            };
+            let socket = UdpSocket::bind((any, 0)).unwrap();
+            for port in 0..FLOWS {
+                // The other end has no such port and says so.
+                let _ = socket.send_to(b"flood", (to, 20000 + port));
+            }
+        });
+    };
+    let opens = |from: &Pod, to: IpAddr| {
+        inside(&from.host.path, move || {
+            TcpStream::connect_timeout(&(to, PORT).into(), Duration::from_millis(500)).is_ok()
+        })
+    };
+    for host in [a, b] {
+        host.sysctl("netfilter/nf_conntrack_udp_timeout", "3");
+    }
+    for family in [IPV4, IPV6] {
+        let (before, target) = (tracked(a), near.addresses[family]);
+        assert!(opens(one, target));
+        flood(one, target);
+        let flooded = tracked(a) - before;
+        assert!(!opens(one, target), "the limit is reached");
+        assert!(opens(two, target) && opens(two, one.addresses[family]));
+        assert!(
+            flooded <= CONNECTIONS + 50,
+            "{flooded} connections of {before} before"
+        );
+        let counter = a.command("nft", "list counter inet skiff-test-connections refused");
+        assert!(!counter.contains("packets 0 "), "{counter}");
+        println!("nodes: a flood of {FLOWS} flows had {flooded} tracked");
+        eventually("connections after the flood", || opens(one, target).then_some(()));
+        // Without a limit the flood takes what it can get.
+        let before = tracked(b);
+        flood(near, two.addresses[family]);
+        let flooded = tracked(b) - before;
+        assert!(flooded > 3 * CONNECTIONS, "{flooded}");
+    }
+}
+
 /// Whatever somebody else does to the rules, they are as they were soon.
 fn others_hands(host: &Host) {
     let pods = "inet skiff-test-pods";
@@ -250,6 +308,8 @@ fn others_hands(host: &Host) {
     for change in [
         "flush ruleset".to_owned(),
         format!("delete table {pods}"),
+        "delete table inet skiff-test-connections".to_owned(),
+        "flush chain inet skiff-test-connections limit-connections".to_owned(),
         format!("flush chain {pods} sources"),
         format!("delete element {pods} nodes-ipv4 {{ 192.0.2.2 }}"),
         format!("add element {pods} nodes-ipv6 {{ 2001:db8::666 }}"),

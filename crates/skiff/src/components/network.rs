@@ -20,7 +20,8 @@ pub(super) async fn prepare(machine: &Machine) -> Result<Prepared> {
         .await?;
     let mode = machine.args.pod_network;
     let dns = machine.runs(Component::Dns);
-    let config = cluster.pod_network_config(&machine.node_name, mode.unwrap_or_default(), dns)?;
+    let mut config = cluster.pod_network_config(&machine.node_name, mode.unwrap_or_default(), dns)?;
+    config.connection_limit = machine.args.node.pod_connection_limit;
     if mode.is_none() {
         // Another CNI plugin's configuration goes to the same directory.
         skiff_network::pods::remove_cni_configuration(&config)?;
