@@ -189,10 +189,6 @@ pub struct NodeArgs {
     #[arg(long, value_name = "COUNT")]
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_connection_limit: Option<u32>,
-    /// Connections in the kernel's tracking that one pod may have; 0: any number [default: an eighth of all]
-    #[arg(long, value_name = "COUNT")]
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pod_connection_limit: Option<u32>,
     /// What the node must have left, or pods are evicted at once [default:
     /// memory.available<100Mi,nodefs.available<5%,nodefs.inodesFree<5%,imagefs.available<5%,imagefs.inodesFree<5%]
     #[arg(long, value_name = "SIGNAL<AMOUNT,...")]
