@@ -96,6 +96,18 @@ fn a_claim_just_works() -> Result<()> {
         Ok(())
     })?;
 
+    // A directory that was made for a claim that is gone goes too, unless somebody has put something there.
+    let volumes = Cluster::data_dir(cluster.name()).join("volumes");
+    let (stray, full) = (volumes.join("pvc-stray"), volumes.join("pvc-full"));
+    std::fs::create_dir_all(&stray)?;
+    std::fs::create_dir_all(full.join("x"))?;
+    kubectl.run(&["delete", "pvc", "large"])?;
+    eventually("the directory without a volume is gone", PATIENCE, || {
+        ensure!(!stray.exists(), "{} is there", stray.display());
+        Ok(())
+    })?;
+    ensure!(full.exists());
+
     // A class that was deleted stays deleted, also over a restart.
     kubectl.run(&["delete", "storageclass", "local"])?;
     cluster.skiff(&["down"])?;

@@ -69,9 +69,13 @@ pub(super) fn class_name(claim: &PersistentVolumeClaim) -> Option<String> {
 
 /// Whether the claim asks this provisioner for a volume.
 pub(super) fn is_asked(claim: &PersistentVolumeClaim) -> bool {
+    is_unbound(claim) && claim.metadata.deletion_timestamp.is_none()
+}
+
+/// Whether the claim is this provisioner's and has no volume.
+pub(super) fn is_unbound(claim: &PersistentVolumeClaim) -> bool {
     let bound = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref());
     bound.unwrap_or_default().is_empty()
-        && claim.metadata.deletion_timestamp.is_none()
         && annotation(&claim.metadata, STORAGE_PROVISIONER) == Some(PROVISIONER)
 }
 

@@ -23,6 +23,8 @@ use crate::objects::error_message;
 
 /// How often directories without a volume are looked for.
 const SWEEP: Duration = Duration::from_secs(600);
+/// If a node did not answer: this process and the node's server may have been started at the same time.
+const SWEEP_AGAIN: Duration = Duration::from_secs(15);
 const STILL_MOUNTED: Duration = Duration::from_secs(1);
 /// A claim that cannot be served is looked at again: the class may have changed.
 const REFUSED: Duration = Duration::from_secs(60);
@@ -88,7 +90,11 @@ async fn lead(config: LocalVolumesConfig, client: Client, shutdown: Cancellation
         .workers(4)
         .watches(
             |provisioner| &provisioner.claims,
-            |_, change| plan::is_asked(change.object()).then(|| Item::Claim(Key::of(&**change.object()))),
+            |_, change| match change {
+                // Its directory may have been made, and its volume not: this process ended in between.
+                Change::Deleted { last } => plan::is_unbound(last).then_some(Item::Sweep),
+                Change::Applied { new, .. } => plan::is_asked(new).then(|| Item::Claim(Key::of(&**new))),
+            },
         )
         .watches(|provisioner| &provisioner.volumes, Provisioner::woken_by_volume)
         .watches(|provisioner| &provisioner.classes, Provisioner::woken_by_class)
@@ -321,15 +327,21 @@ impl Provisioner {
     }
 
     /// A directory whose volume was never made, because this process ended before, is empty and goes. One with
-    /// files in it stays, whatever the API says.
-    async fn sweep(&self) {
+    /// files in it stays, whatever the API says. Whether all nodes answered that are ready.
+    async fn sweep(&self) -> bool {
+        let mut have_answered = true;
         for node in self.nodes.list() {
             let node_name = node.name_any();
             if !plan::is_ready(&node) {
                 continue;
             }
-            let Ok(Some(offer)) = self.offer(&node_name).await else {
-                continue;
+            let offer = match self.offer(&node_name).await {
+                Ok(Some(offer)) => offer,
+                Ok(None) => continue,
+                Err(_) => {
+                    have_answered = false;
+                    continue;
+                }
             };
             let claims = self.claims.list();
             let awaited: HashSet<String> = claims.iter().map(|claim| plan::volume_name(claim)).collect();
@@ -342,6 +354,7 @@ impl Provisioner {
                 }
             }
         }
+        have_answered
     }
 }
 
@@ -353,10 +366,10 @@ impl Reconcile for Provisioner {
         match item {
             Item::Claim(key) => self.sync_claim(&key).await,
             Item::Volume(name) => self.sync_volume(&name).await,
-            Item::Sweep => {
-                self.sweep().await;
-                Ok(Action::Done)
-            }
+            Item::Sweep => Ok(match self.sweep().await {
+                true => Action::Done,
+                false => Action::RequeueAfter(SWEEP_AGAIN),
+            }),
         }
     }
 }
