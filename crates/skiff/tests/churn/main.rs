@@ -276,7 +276,10 @@ impl Churn {
             Ok(())
         });
         println!("clean after {:?}; the last to go: {last}", began.elapsed());
-        left
+        left.or_else(|error| {
+            let objects = self.cluster.kubectl().run(&["get", "pv,pvc,pods"])?;
+            Err(error.context(objects))
+        })
     }
 
     fn end(self) -> Result<()> {
