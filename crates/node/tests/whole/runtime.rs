@@ -87,15 +87,14 @@ impl Nonsense {
         }
     }
 
-    fn list<T: Clone>(self, list: &mut Vec<T>) {
+    fn list<T: Clone>(self, list: &mut Vec<T>, labels: fn(&mut T) -> &mut HashMap<String, String>) {
+        let grow = |one| {
+            labels(one).insert("filler".into(), "x".repeat(17 << 20));
+        };
         match self {
             Nonsense::EmptyLists => list.clear(),
             Nonsense::Twice => list.extend_from_within(..),
-            Nonsense::EnormousLists => {
-                if let Some(one) = list.first().cloned() {
-                    list.resize(100_000, one);
-                }
-            }
+            Nonsense::EnormousLists => list.first_mut().into_iter().for_each(grow),
             _ => {}
         }
     }
@@ -382,7 +381,7 @@ impl RuntimeService for FakeRuntime {
                 ..Default::default()
             });
         let mut items = items.collect();
-        nonsense.inspect(|nonsense| nonsense.list(&mut items));
+        nonsense.inspect(|nonsense| nonsense.list(&mut items, |one: &mut PodSandbox| &mut one.labels));
         Ok(Response::new(ListPodSandboxResponse { items }))
     }
 
@@ -506,7 +505,7 @@ impl RuntimeService for FakeRuntime {
                 ..Default::default()
             });
         let mut containers = containers.collect();
-        nonsense.inspect(|nonsense| nonsense.list(&mut containers));
+        nonsense.inspect(|nonsense| nonsense.list(&mut containers, |one: &mut Container| &mut one.labels));
         Ok(Response::new(ListContainersResponse { containers }))
     }
 
