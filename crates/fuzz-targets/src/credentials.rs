@@ -42,7 +42,11 @@ static FIXTURE: LazyLock<Fixture> = LazyLock::new(|| {
 
 pub fn bearer_token(data: &[u8]) {
     let fixture = &*FIXTURE;
-    let verify = |token: &str| fixture.runtime.block_on(fixture.verifier.verify(token, None));
+    let verify = |token: &str| {
+        let mut notes = Vec::new();
+        let verified = fixture.verifier.verify(token, None, &mut notes);
+        fixture.runtime.block_on(verified)
+    };
     if let Ok(text) = std::str::from_utf8(data) {
         assert!(verify(text).is_err(), "nobody signed this");
     }

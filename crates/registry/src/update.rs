@@ -289,10 +289,7 @@ impl Registry {
             }));
         }
         let expect = Expect::Revision(revision);
-        match self
-            .put(context, resource, &key, expect, &mut new, change)
-            .await
-        {
+        match self.put(context, resource, &key, expect, &mut new, change).await {
             Ok(Committed::Done { revision }) => {
                 object::set(&mut new, "resourceVersion", revision.to_string());
                 Ok(Attempt::Done(Updated {

@@ -64,9 +64,7 @@ impl Config {
             restrict_oom_score_adj: None,
             cdi_spec_dirs: vec!["/etc/cdi".into(), "/var/run/cdi".into()],
             criu: "criu".into(),
-            registry_config_paths: image::DEFAULT_REGISTRY_CONFIG_PATHS
-                .map(PathBuf::from)
-                .into(),
+            registry_config_paths: image::DEFAULT_REGISTRY_CONFIG_PATHS.map(PathBuf::from).into(),
         }
     }
 

@@ -116,7 +116,11 @@ fn projected(source: &Value) -> Vec<File> {
     }
     let bundle = at(source, "clusterTrustBundle");
     if !bundle.is_null() {
-        let by = if at(bundle, "name").is_null() { "signerName" } else { "name" };
+        let by = if at(bundle, "name").is_null() {
+            "signerName"
+        } else {
+            "name"
+        };
         let says = format!("ClusterTrustBundle {}", quote(text(bundle, by)));
         return vec![File::new(text(bundle, "path"), &says)];
     }

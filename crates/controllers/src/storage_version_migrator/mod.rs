@@ -94,7 +94,8 @@ impl Reconcile for Migrator {
             Step::Note(migration) => self.note(migration, &group, &resource, now).await,
             Step::Write(migration, up_to) => {
                 let Some(served) = find_resource(&self.client, &group, &resource).await? else {
-                    let message = "migration encountered unhandled error: unable to obtain GVR from discovery";
+                    let message =
+                        "migration encountered unhandled error: unable to obtain GVR from discovery";
                     return self.await_resource(migration, now, message).await;
                 };
                 match objects::write_all(&self.client, &served, up_to).await? {
@@ -128,12 +129,16 @@ impl Migrator {
                 .await;
         };
         let ApiResource {
-            group, version, plural, ..
+            group,
+            version,
+            plural,
+            ..
         } = &served.resource;
         let qualified = format!("{group}/{version}, Resource={plural}");
         if !VERBS.iter().all(|verb| served.can(verb)) {
             let verbs = VERBS.join(" ");
-            let message = format!("resource \"{qualified}\" does not support discovery operations: [{verbs}]");
+            let message =
+                format!("resource \"{qualified}\" does not support discovery operations: [{verbs}]");
             return self.fail(migration, message, now).await;
         }
         let wanted = definition::storage_version_hash(&self.client, group, plural).await?;
