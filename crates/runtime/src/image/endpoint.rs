@@ -118,6 +118,8 @@ impl Endpoint {
         let known = self.authorization.lock().await.clone();
         let mut response = self.send(request, known).await?;
         if response.status() == StatusCode::UNAUTHORIZED
+            // Whoever a redirect led to says nothing about who is to see the credentials.
+            && authority(response.url()) == authority(&self.host.address)
             && let Some(authorization) = self.authorize(response.headers()).await?
         {
             *self.authorization.lock().await = Some(authorization.clone());

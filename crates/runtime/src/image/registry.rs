@@ -201,10 +201,12 @@ impl Registry {
     /// The answer whose body is the blob, without a limit yet, and the place of its first byte: `offset`, or the
     /// beginning if the host knows no ranges.
     pub(super) async fn blob(&self, digest: &str, offset: u64) -> Result<(Response, u64), Error> {
-        let path = format!("blobs/{digest}");
+        let (what, path) = (format!("blob {digest}"), format!("blobs/{digest}"));
         let mut failures = Failures::default();
         for endpoint in self.endpoints.iter().filter(|endpoint| endpoint.pulls()) {
-            match blob_of(endpoint, &path, offset).await {
+            // Until the body begins, which has a limit of its own.
+            let asked = self.in_time(&what, blob_of(endpoint, &path, offset)).await;
+            match asked {
                 Ok(found) => return Ok(found),
                 Err(error) => failures.add(endpoint, error),
             }

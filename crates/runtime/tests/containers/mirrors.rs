@@ -407,6 +407,25 @@ pub async fn credentials() {
     setup.pull(&name, Some(&credentials)).await.expect("pulls");
     assert!(!stranger.seen.lock().expect("lock").is_empty());
     assert!(shown(&redirecting) && !shown(&stranger));
+
+    // Nor if whoever is there asks for it.
+    let thief = Fake::start(|seen| {
+        let realm = format!("Bearer realm=\"http://{}/token\"", seen.header("host"));
+        answer(401, "").with("WWW-Authenticate", realm)
+    })
+    .await;
+    let (elsewhere, served) = (thief.address, content.clone());
+    let redirecting = Fake::start(move |seen| match seen.path.contains("/blobs/") {
+        false => guarded(&served, seen),
+        true => answer(307, "").with("Location", format!("http://{elsewhere}{}", seen.path)),
+    })
+    .await;
+    let name = format!("{}/web:1", redirecting.address);
+    credentials.server_address = redirecting.address.to_string();
+    let error = setup.pull(&name, Some(&credentials)).await.expect_err("refused");
+    assert!(error.contains("authorization failed"), "{error}");
+    assert!(!thief.seen.lock().expect("lock").is_empty());
+    assert!(shown(&redirecting) && !shown(&thief));
 }
 
 /// A token server and its registry in one. `/token` does what `grant` says.
