@@ -375,32 +375,24 @@ impl Images {
         of_machine: Vec<v1::AuthConfig>,
         sandbox_config: &v1::PodSandboxConfig,
     ) -> Result<Option<String>, skiff_cri::Status> {
+        // One image is one pull, however many credentials are tried.
+        if !self.limiter.accepts(Instant::now()) {
+            return Err(skiff_cri::Status::resource_exhausted(pull_rate::EXCEEDED));
+        }
+        let pull = |auth| self.runtime.pull_image(image, auth, Some(sandbox_config.clone()));
         if credentials.is_empty() && of_machine.is_empty() {
-            return { self.pull_image(image, None, sandbox_config).await }.map(|_| None);
+            return pull(None).await.map(|_| None);
         }
         let mut last = skiff_cri::Status::unknown("no credentials were tried");
         let own = credentials.into_iter().map(|auth| (auth, true));
         for (auth, is_own) in own.chain(of_machine.into_iter().map(|auth| (auth, false))) {
             let hash = is_own.then(|| credential_hash(&auth.username, &auth.password));
-            match self.pull_image(image, Some(auth), sandbox_config).await {
+            match pull(Some(auth)).await {
                 Ok(_) => return Ok(hash),
                 Err(status) => last = status,
             }
         }
         Err(last)
-    }
-
-    async fn pull_image(
-        &self,
-        image: &str,
-        auth: Option<v1::AuthConfig>,
-        sandbox_config: &v1::PodSandboxConfig,
-    ) -> Result<String, skiff_cri::Status> {
-        if !self.limiter.accepts(Instant::now()) {
-            return Err(skiff_cri::Status::resource_exhausted(pull_rate::EXCEEDED));
-        }
-        let sandbox_config = Some(sandbox_config.clone());
-        self.runtime.pull_image(image, auth, sandbox_config).await
     }
 }
 
