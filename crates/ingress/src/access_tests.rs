@@ -19,7 +19,7 @@ use tokio_rustls::TlsAcceptor;
 
 use crate::backend::Protocol;
 use crate::features_tests::{Cluster, header};
-use crate::proxy_tests::{exchange, statuses};
+use crate::proxy_tests::{Echo, exchange, statuses};
 
 /// A backend with TLS, whose certificate is for `name`. It notes the name that clients ask for.
 async fn tls_echo(name: &str, protocol: Protocol) -> (SocketAddr, String, Arc<Mutex<Vec<Option<String>>>>) {
@@ -230,7 +230,11 @@ async fn basic_authentication_lets_nobody_else_pass() {
 async fn a_protected_path_has_no_other_spelling() {
     let (mut cluster, echo) = Cluster::with(&[]).await;
     let users = [("auth-type", "basic"), ("auth-secret", "users")];
-    cluster.ingress("admin", &users, &["/admin s"]);
+    cluster.ingress(
+        "admin",
+        &users,
+        &["/admin s", "/v1/users:export s", "/caf%C3%A9 s"],
+    );
     cluster.secret("d/users", &[("auth", "ann:{PLAIN}secret")]);
     cluster.serve();
     assert_eq!(cluster.status("/", "").await, "200");
@@ -244,6 +248,12 @@ async fn a_protected_path_has_no_other_spelling() {
         ("/%2Fadmin", "401"),
         ("/%2fadmin", "401"),
         ("/admin%2Fx", "401"),
+        ("/v1/users:export", "401"),
+        ("/v1/users%3Aexport", "401"),
+        ("/v1/users%3aexport", "401"),
+        ("/v1%2fusers%3aexport/x", "401"),
+        ("/caf%C3%A9", "401"),
+        ("/caf%c3%a9/x", "401"),
         ("/./admin", "400"),
         ("/x/../admin", "400"),
         ("/x/..%2Fadmin", "400"),
@@ -252,9 +262,94 @@ async fn a_protected_path_has_no_other_spelling() {
         assert_eq!(cluster.status(path, "").await, expected, "{path}");
     }
     assert!(echo.lines().is_empty(), "{:?}", echo.lines());
-    // What is sent on is what the client wrote.
-    assert_eq!(cluster.status("/x%2Fy", "").await, "200");
-    assert_eq!(echo.lines(), ["GET /x%2Fy"]);
+    // What is sent on is what the client wrote, and no backend reads it as a protected path that resolves it once.
+    for path in [
+        "/x%2Fy",
+        "/x%3ay%c3%A9",
+        "/v1/users%253Aexport",
+        "/x%252F..%252Fadmin",
+    ] {
+        echo.seen.lock().clear();
+        assert_eq!(cluster.status(path, "").await, "200", "{path}");
+        assert_eq!(echo.lines(), [format!("GET {path}")]);
+    }
+}
+
+#[tokio::test]
+async fn restricted_paths_that_cannot_be_compared_are_closed() {
+    let users = [("auth-type", "basic"), ("auth-secret", "users")];
+    let check = async |restriction: &[(&str, &str)], pattern: &str, paths: &[(&str, &str)]| {
+        let (mut cluster, echo) = Cluster::with(&[]).await;
+        cluster.secret("d/users", &[("auth", "ann:{PLAIN}secret")]);
+        cluster.service("d/auth", json!({}), &[echo.address]);
+        cluster.ingress("regex", &[("use-regex", "true")], &["/regex s"]);
+        cluster.ingress("bad", restriction, &[&format!("{pattern} s")]);
+        let problems = cluster.serve();
+        assert!(
+            problems.iter().any(|problem| problem.contains(pattern)),
+            "{problems:?}"
+        );
+        for (path, expected) in paths {
+            let status = cluster.status(path, &basic("ann", "secret")).await;
+            assert_eq!(status, *expected, "{restriction:?} {pattern} {path}");
+        }
+    };
+    let admin = "/admin/(?!login).*";
+    for (pattern, paths) in [
+        (
+            admin,
+            &[
+                ("/admin/x", "503"),
+                ("/ADMIN//x", "503"),
+                ("/%61dmin%2Fx", "503"),
+                ("/admin/login", "503"),
+                ("/administer", "200"),
+                ("/", "200"),
+            ][..],
+        ),
+        ("/admin/?(?!login)", &[("/admin", "503"), ("/x", "200")]),
+        ("/big(a{1000}){1000}", &[("/bigaaa", "503"), ("/bi", "200")]),
+        // It is meant as it is written, but another Ingress has expressions.
+        ("/a(b", &[("/a(b", "503"), ("/a%28b/c", "503"), ("/b", "200")]),
+        (
+            "/x(?!y)|/admin",
+            &[("/x", "503"), ("/admin", "503"), ("/y", "200")],
+        ),
+    ] {
+        check(&users, pattern, paths).await;
+    }
+    for (restriction, expected) in [
+        (&[("auth-type", "basic"), ("auth-secret", "missing")][..], "503"),
+        (&[("auth-url", "http://auth.d.svc/")], "503"),
+        (&[("whitelist-source-range", "127.0.0.0/8")], "503"),
+        (&[("denylist-source-range", "10.0.0.0/8")], "503"),
+        (&[("backend-protocol", "FCGI")], "503"),
+        // It keeps nobody out.
+        (&[("proxy-body-size", "8m")], "200"),
+    ] {
+        check(restriction, admin, &[("/admin/x", expected), ("/", "200")]).await;
+    }
+}
+
+#[tokio::test]
+async fn the_share_of_a_canary_that_is_closed_is_not_served() {
+    for bad in [
+        ("backend-protocol", "HTTPSS"),
+        ("proxy-ssl-verify", "yes"),
+        ("auth-type", "digest"),
+        ("auth-tls-secret", "d/ca"),
+        ("whitelist-source-range", "10.0.0.0/33"),
+    ] {
+        let (mut cluster, main) = Cluster::with(&[]).await;
+        let trial = Echo::start(Protocol::Http1).await;
+        cluster.service("d/trial", json!({}), &[trial.address]);
+        let canary = [("canary", "true"), ("canary-by-header", "X-Trial")];
+        cluster.ingress("canary", &[canary[0], canary[1], bad], &["/ trial"]);
+        assert!(!cluster.serve().is_empty());
+        assert_eq!(cluster.status("/", "").await, "200", "{bad:?}");
+        assert_eq!(cluster.status("/", "X-Trial: always\r\n").await, "503", "{bad:?}");
+        assert_eq!((main.lines().len(), trial.lines().len()), (1, 0), "{bad:?}");
+    }
 }
 
 #[tokio::test]

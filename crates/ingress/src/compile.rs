@@ -16,8 +16,8 @@ use crate::endpoints::AddressPolicy;
 use crate::features::canary::{Canary, CanarySpec};
 use crate::features::external::External;
 use crate::features::resolve::{self, FeatureCache};
-use crate::features::{Annotations, Features};
-use crate::table::{HostMatch, PathMatch, Route, RouteOptions, RouteTable};
+use crate::features::{Annotations, Features, rewrite};
+use crate::table::{HostMatch, PathKey, PathMatch, Route, RouteOptions, RouteTable};
 use crate::tls::Certificates;
 
 /// The controller that an IngressClass names.
@@ -215,6 +215,7 @@ impl Compiler<'_> {
         problems: &mut Vec<Problem>,
     ) {
         let Some(spec) = &ingress.spec else { return };
+        let namespace = ingress.metadata.namespace.as_deref().unwrap_or_default();
         let shared = self.shared(ingress, asked, problems);
         let rules = spec.rules.as_deref().unwrap_or_default();
         let default = spec.default_backend.as_ref();
@@ -262,12 +263,25 @@ impl Compiler<'_> {
             let paths = rule.http.iter().flat_map(|http| &http.paths);
             for path in paths {
                 let text = path_text(path);
-                let matched = match self.path_match(&host, path, routes) {
+                let matched = match self.path_match(namespace, &host, path, routes) {
                     Ok(matched) => matched,
                     Err(why) => {
+                        let mut message = format!("the path {text} of host {host_name} is not served: {why}");
+                        if shared.restricts() {
+                            // No other route may serve it to clients that this one would have refused.
+                            let certificates = &compiled.certificates;
+                            let mut route = route(reserved(text), text, None, &host, certificates);
+                            route.options.features = Some(Arc::new(Features {
+                                closed: true,
+                                ..Features::default()
+                            }));
+                            compiled.table.add(host.clone(), route);
+                            message +=
+                                "; the Ingress restricts access, so what begins like it is answered with 503";
+                        }
                         problems.push(Problem {
                             reason: "BadPath",
-                            message: format!("the path {text} of host {host_name} is not served: {why}"),
+                            message,
                         });
                         continue;
                     }
@@ -275,8 +289,8 @@ impl Compiler<'_> {
                 let backend = self.backend(ingress, &path.backend, asked, problems);
                 let route = route(matched.clone(), text, backend, &host, &compiled.certificates);
                 if compiled.table.add(host.clone(), route) {
-                    let namespace = ingress.metadata.namespace.clone().unwrap_or_default();
-                    routes.owners.insert((host.clone(), text.to_owned()), namespace);
+                    let owner = routes.owners.entry((host.clone(), matched.key()));
+                    owner.or_insert_with(|| namespace.to_owned());
                 } else {
                     problems.push(Problem {
                         reason: "RouteTaken",
@@ -289,7 +303,7 @@ impl Compiler<'_> {
         let everything =
             |host: &HostMatch, features: &mut FeatureCache| match routes.regex_hosts.contains(host) {
                 true => features
-                    .regex("/")
+                    .regex(namespace, "/")
                     .map_or(PathMatch::prefix("/"), PathMatch::Regex),
                 false => PathMatch::prefix("/"),
             };
@@ -312,13 +326,14 @@ impl Compiler<'_> {
 
     fn path_match(
         &mut self,
+        namespace: &str,
         host: &HostMatch,
         path: &HTTPIngressPath,
         routes: &Routes,
     ) -> Result<PathMatch, String> {
         let text = path_text(path);
         if routes.regex_hosts.contains(host) {
-            return self.features.regex(text).map(PathMatch::Regex);
+            return self.features.regex(namespace, text).map(PathMatch::Regex);
         }
         // Without a type of its own, `ImplementationSpecific` is a prefix here.
         Ok(match path.path_type.as_str() {
@@ -369,10 +384,16 @@ impl Compiler<'_> {
             let host = HostMatch::parse(rule.host.as_deref().unwrap_or_default());
             for path in rule.http.iter().flat_map(|http| &http.paths) {
                 let text = path_text(path);
-                let backend = self.backend(ingress, &path.backend, asked, problems);
-                let owner = routes.owners.get(&(host.clone(), text.to_owned()));
-                let matched = self.path_match(&host, path, routes).ok();
-                let route = matched.filter(|_| owner == Some(&namespace));
+                // Its share is answered with 503 if what the Ingress asks for cannot be enforced.
+                let backend = match asked.closed {
+                    true => None,
+                    false => self.backend(ingress, &path.backend, asked, problems),
+                };
+                let matched = self.path_match(&namespace, &host, path, routes).ok();
+                let owns = |matched: &PathMatch| {
+                    routes.owners.get(&(host.clone(), matched.key())) == Some(&namespace)
+                };
+                let route = matched.filter(owns);
                 let route = route.and_then(|matched| compiled.table.route_mut(&host, &matched));
                 let features = route.map(|route| route.options.features.get_or_insert_default());
                 let features = features
@@ -403,7 +424,15 @@ struct Routes {
     /// Where all paths are expressions, because one is, as with ingress-nginx.
     regex_hosts: HashSet<HostMatch>,
     /// The namespace of the Ingress that has a path of a host.
-    owners: HashMap<(HostMatch, String), String>,
+    owners: HashMap<(HostMatch, PathKey), String>,
+}
+
+/// What an expression that cannot be used could match.
+fn reserved(text: &str) -> PathMatch {
+    PathMatch::Reserved {
+        text: text.to_owned(),
+        beginnings: rewrite::beginnings(text),
+    }
 }
 
 fn path_text(path: &HTTPIngressPath) -> &str {

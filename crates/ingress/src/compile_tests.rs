@@ -13,7 +13,7 @@ use crate::backend::{Backends, Protocol};
 use crate::compile::{CertificateCache, Compiled, Compiler, Objects};
 use crate::compile_backends::refresh;
 use crate::endpoints::AddressPolicy;
-use crate::features::resolve::FeatureCache;
+use crate::features::resolve::{FeatureCache, MAX_NAMESPACE_REGEXES};
 use crate::table::HostMatch;
 
 #[derive(Default)]
@@ -90,6 +90,12 @@ impl Given {
         let ingress = json!({"metadata": {"name": name, "namespace": "d", "creationTimestamp": created,
             "annotations": annotations}, "spec": spec});
         self.ingresses.push(object(ingress));
+    }
+
+    /// Of the last Ingress.
+    fn set_namespace(&mut self, namespace: &str) {
+        let ingress = self.ingresses.last_mut().expect("an Ingress");
+        Arc::make_mut(ingress).metadata.namespace = Some(namespace.to_owned());
     }
 
     fn compile(&self) -> Compiled {
@@ -403,4 +409,118 @@ fn endpoints_change_under_a_table() {
         Instant::now(),
     );
     assert_eq!(address(), None);
+}
+
+/// Where the canary of a route leads to.
+fn canary(compiled: &Compiled, host: &str, path: &str) -> Option<String> {
+    let features = compiled.table.find(host, path)?.options.features.as_ref()?;
+    let backend = features.canary.as_ref()?.backend.as_ref()?;
+    Some(format!("{}/{}", backend.key.namespace, backend.key.service))
+}
+
+#[test]
+fn canaries_are_of_the_namespace_that_has_the_very_route() {
+    let typed = |text: &str, kind: &str, service: &str| {
+        let mut path = path(text, service);
+        path["pathType"] = kind.into();
+        path
+    };
+    let annotations = json!({
+        "nginx.ingress.kubernetes.io/canary": "true",
+        "nginx.ingress.kubernetes.io/canary-weight": "100",
+    });
+    let mut given = Given::new();
+    for name in ["b", "c"] {
+        let service = given.services[&format!("d/{name}")].clone();
+        given.services.insert(format!("e/{name}"), service);
+    }
+    given.ingress(
+        "main",
+        4,
+        json!({"rules": [rule("x", &[path("/", "a"), path("/app", "a"), path("/caf%C3%A9", "a")])]}),
+    );
+    // They are routes of their own, and make nobody the owner of others.
+    let exact = ["/", "/app/", "/app", "/caf%C3%A9"].map(|text| typed(text, "Exact", "b"));
+    given.ingress("exact", 3, json!({"rules": [rule("x", &exact)]}));
+    given.set_namespace("e");
+    let prefixes = ["/", "/app/", "/app", "/caf%C3%A9", "/café"].map(|text| path(text, "c"));
+    given.annotated(
+        "theirs",
+        2,
+        annotations.clone(),
+        json!({"rules": [rule("x", &prefixes)]}),
+    );
+    given.set_namespace("e");
+    let compiled = given.compile();
+    for path in ["/x", "/app/x", "/café/x"] {
+        assert_eq!(answers(&compiled, "x", path), "a", "{path}");
+        assert_eq!(canary(&compiled, "x", path), None, "{path}");
+    }
+    assert!(reasons(&compiled, "exact").is_empty());
+    assert_eq!(reasons(&compiled, "theirs"), ["CanaryNotServed"; 5]);
+    // Whoever has the route has its canaries, however the path is written.
+    given.annotated(
+        "own",
+        1,
+        annotations.clone(),
+        json!({"rules": [rule("x", &[path("/", "c"), path("/app/", "c"), path("/café", "c")])]}),
+    );
+    let own = typed("/", "Exact", "c");
+    given.annotated("own exact", 0, annotations, json!({"rules": [rule("x", &[own])]}));
+    given.set_namespace("e");
+    let compiled = given.compile();
+    for path in ["/x", "/app/x", "/café/x"] {
+        assert_eq!(canary(&compiled, "x", path).as_deref(), Some("d/c"), "{path}");
+    }
+    assert_eq!(canary(&compiled, "x", "/").as_deref(), Some("e/c"));
+    assert!(reasons(&compiled, "own").is_empty());
+    assert!(reasons(&compiled, "own exact").is_empty());
+}
+
+#[test]
+fn a_namespace_has_so_many_expressions() {
+    let regex = json!({"nginx.ingress.kubernetes.io/use-regex": "true"});
+    let restricted = json!({"nginx.ingress.kubernetes.io/whitelist-source-range": "10.0.0.0/8"});
+    let mut given = Given::new();
+    let mut paths = vec![path("/", "a")];
+    paths.extend((1..MAX_NAMESPACE_REGEXES).map(|number| path(&format!("/{number}$"), "a")));
+    let both = [rule("x", &paths), rule("y", &[path("/1$", "a")])];
+    given.annotated("all", 3, regex, json!({"rules": both}));
+    // One that there is already is not counted twice.
+    given.ingress(
+        "more",
+        2,
+        json!({"rules": [rule("x", &[path("/more", "b")]), rule("y", &[path("/", "b")])]}),
+    );
+    given.annotated(
+        "restricted",
+        1,
+        restricted,
+        json!({"rules": [rule("x", &[path("/secret", "c")])]}),
+    );
+    given.annotated(
+        "others",
+        0,
+        json!({"nginx.ingress.kubernetes.io/use-regex": "true"}),
+        json!({"rules": [rule("z", &[path("/theirs", "b")])]}),
+    );
+    given.services.insert("e/b".into(), given.services["d/b"].clone());
+    given.set_namespace("e");
+    let compiled = given.compile();
+    assert!(reasons(&compiled, "all").is_empty());
+    assert_eq!(reasons(&compiled, "more"), ["BadPath"]);
+    assert_eq!(reasons(&compiled, "restricted"), ["BadPath"]);
+    assert!(reasons(&compiled, "others").is_empty());
+    assert_eq!(answers(&compiled, "x", "/255"), "a");
+    assert_eq!(answers(&compiled, "x", "/more"), "a");
+    assert_eq!(answers(&compiled, "y", "/more"), "b");
+    assert_eq!(answers(&compiled, "z", "/theirs"), "b");
+    let route = compiled.table.find("x", "/secret/x").expect("a route");
+    assert!(
+        route
+            .options
+            .features
+            .as_ref()
+            .is_some_and(|features| features.closed)
+    );
 }

@@ -17,7 +17,7 @@ use crate::backend::Protocol;
 use crate::compile::{CertificateCache, Compiled, Compiler, Objects};
 use crate::connections::ConnectionLimits;
 use crate::endpoints::AddressPolicy;
-use crate::features::resolve::FeatureCache;
+use crate::features::resolve::{FeatureCache, MAX_NAMESPACE_REGEXES, MAX_REGEXES};
 use crate::proxy_tests::{Echo, PATIENCE, Running, exchange, statuses};
 
 /// Objects, and where the endpoints of Services really are: no Ingress may reach loopback, so that is put in later.
@@ -266,6 +266,24 @@ async fn the_longest_expression_wins() {
         );
     }
     assert_eq!(cluster.status("/x", "").await, "404");
+}
+
+#[test]
+fn all_namespaces_have_so_many_expressions() {
+    let mut cache = FeatureCache::default();
+    // What cannot be used takes no place.
+    assert!(cache.regex("last", "/(").is_err());
+    for number in 0..MAX_REGEXES {
+        let namespace = format!("n{}", number / MAX_NAMESPACE_REGEXES);
+        assert!(cache.regex(&namespace, &format!("/{number}")).is_ok(), "{number}");
+    }
+    // What others have may be shared.
+    assert!(cache.regex("last", "/0").is_ok());
+    assert!(cache.regex("last", "/last").is_err());
+    // Only what is used counts.
+    cache.forget_unused();
+    assert!(cache.regex("n0", "/0").is_ok());
+    assert!(cache.regex("last", "/last").is_ok());
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use crate::features::Features;
 use crate::features::rewrite::PathRegex;
 use crate::upstream::CONNECT_TIMEOUT;
 
-/// How a route's path is compared with a request's.
+/// How a route's path is compared with a request's. Paths are kept as those of requests are [`compared`].
 #[derive(Clone, Debug)]
 pub enum PathMatch {
     Exact(String),
@@ -19,27 +19,44 @@ pub enum PathMatch {
     Prefix(String),
     /// All paths of a host, if one of them is.
     Regex(Arc<PathRegex>),
+    /// In the place of an expression that cannot be used: all that it could match, by how that begins.
+    Reserved {
+        text: String,
+        beginnings: Vec<String>,
+    },
 }
+
+/// What tells the paths of a host apart: how they are compared, and with what.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct PathKey(&'static str, String);
 
 impl PartialEq for PathMatch {
     fn eq(&self, other: &PathMatch) -> bool {
-        match (self, other) {
-            (PathMatch::Exact(a), PathMatch::Exact(b)) | (PathMatch::Prefix(a), PathMatch::Prefix(b)) => {
-                a == b
-            }
-            (PathMatch::Regex(a), PathMatch::Regex(b)) => a.text == b.text,
-            _ => false,
-        }
+        self.identity() == other.identity()
     }
 }
 
 impl PathMatch {
     pub fn exact(path: &str) -> PathMatch {
-        PathMatch::Exact(path.to_owned())
+        PathMatch::Exact(merged(&resolved(path)))
     }
 
     pub fn prefix(path: &str) -> PathMatch {
-        PathMatch::Prefix(path.trim_end_matches('/').to_owned())
+        PathMatch::Prefix(merged(&resolved(path)).trim_end_matches('/').to_owned())
+    }
+
+    pub fn key(&self) -> PathKey {
+        let (how, what) = self.identity();
+        PathKey(how, what.to_owned())
+    }
+
+    fn identity(&self) -> (&'static str, &str) {
+        match self {
+            PathMatch::Exact(path) => ("exact", path),
+            PathMatch::Prefix(path) => ("prefix", path),
+            PathMatch::Regex(regex) => ("expression", &regex.text),
+            PathMatch::Reserved { text, .. } => ("expression", text),
+        }
     }
 
     fn matches(&self, path: &str) -> bool {
@@ -49,6 +66,10 @@ impl PathMatch {
                 .strip_prefix(prefix.as_str())
                 .is_some_and(|rest| rest.is_empty() || rest.starts_with('/')),
             PathMatch::Regex(regex) => regex.is_match(path),
+            PathMatch::Reserved { beginnings, .. } => beginnings.iter().any(|beginning| {
+                let start = path.as_bytes().get(..beginning.len());
+                start.is_some_and(|start| start.eq_ignore_ascii_case(beginning.as_bytes()))
+            }),
         }
     }
 
@@ -67,6 +88,7 @@ impl PathMatch {
             // `/` is kept as nothing, but is as long as the exact one.
             PathMatch::Prefix(path) => (path.len().max(1), false, ""),
             PathMatch::Regex(regex) => (regex.text.len(), false, &regex.text),
+            PathMatch::Reserved { text, .. } => (text.len(), false, text),
         }
     }
 }
@@ -236,7 +258,7 @@ impl RouteTable {
         self.routes + usize::from(self.fallback.is_some())
     }
 
-    /// `host` is in lower case and without a port; `path` as [`normalized`].
+    /// `host` is in lower case and without a port; `path` as [`compared`].
     pub fn find(&self, host: &str, path: &str) -> Option<&Route> {
         let of_host = self.routes_of(host).and_then(|host| {
             let root = host.root.as_ref().filter(|_| path == "/");
@@ -283,26 +305,62 @@ pub fn normalized(path: &str) -> Option<String> {
     (text.starts_with('/') && !text.split('/').any(dots)).then_some(text)
 }
 
-/// The path as the routes of Ingresses are compared with it: as nginx does, an escaped slash is one, and several are one.
-/// Otherwise `//admin` or `/x%2F..%2Fadmin` would pass by a route for `/admin`, and by what it asks of clients, to a
-/// backend that reads it so. `None` for paths that have dot segments then. `path` is as [`normalized`].
+/// The path as the routes of Ingresses are compared with it: as nginx does, escapes are resolved, and several slashes are
+/// one. Otherwise `//admin`, `/x%2F..%2Fadmin` or `/users%3Aexport` would pass by a route for `/admin` or
+/// `/users:export`, and by what it asks of clients, to a backend that reads it so. `None` for paths that have dot
+/// segments then. `path` is as [`normalized`].
 pub fn compared(path: &str) -> Option<Cow<'_, str>> {
-    if !path.contains("//") && !path.contains("%2F") {
+    if !path.contains("//") && !path.bytes().any(stays_escaped) {
         return Some(Cow::Borrowed(path));
     }
-    let plain = path.replace("%2F", "/");
-    let mut merged = String::with_capacity(plain.len());
-    for segment in plain.split('/').filter(|segment| !segment.is_empty()) {
-        if segment == "." || segment == ".." {
-            return None;
+    let merged = merged(&resolved(path));
+    let is_dots = |segment: &str| segment == "." || segment == "..";
+    (!merged.split('/').any(is_dots)).then_some(Cow::Owned(merged))
+}
+
+/// The text without escapes, but for bytes that must be escaped in a path: these have one spelling then. It is resolved
+/// once: `%252F` stays as it is. What is not UTF-8 becomes U+FFFD.
+fn resolved(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some(first) = rest.first() {
+        let (byte, length) = match unescaped(rest) {
+            Some(byte) => (byte, 3),
+            None => (*first, 1),
+        };
+        match stays_escaped(byte) {
+            true => bytes.extend_from_slice(format!("%{byte:02X}").as_bytes()),
+            false => bytes.push(byte),
         }
+        rest = &rest[length..];
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The byte whose escape a text begins with.
+pub fn unescaped(text: &[u8]) -> Option<u8> {
+    match text {
+        [b'%', high, low, ..] => Some(hex(*high)? << 4 | hex(*low)?),
+        _ => None,
+    }
+}
+
+/// Whether a byte is no part of a path unless it is escaped: a path with these escaped can be sent on.
+pub fn stays_escaped(byte: u8) -> bool {
+    byte <= b' ' || byte == 0x7F || b"%?#<>`".contains(&byte)
+}
+
+/// Several slashes as one.
+fn merged(path: &str) -> String {
+    let mut merged = String::with_capacity(path.len());
+    for segment in path.split('/').filter(|segment| !segment.is_empty()) {
         merged.push('/');
         merged.push_str(segment);
     }
-    if plain.ends_with('/') {
+    if path.ends_with('/') {
         merged.push('/');
     }
-    Some(Cow::Owned(merged))
+    merged
 }
 
 fn hex(digit: u8) -> Option<u8> {
@@ -441,6 +499,59 @@ mod tests {
             ("/x%2F..a", Some("/x/..a")),
         ] {
             assert_eq!(compared(path).as_deref(), expected, "{path}");
+        }
+    }
+
+    #[test]
+    fn escapes_are_compared_as_what_they_stand_for() {
+        for (path, expected) in [
+            ("/users%3Aexport", "/users:export"),
+            ("/users%3aexport", "/users:export"),
+            ("/%21%24%26%27%28%29%2a%2B%2c%3B%3d%40", "/!$&'()*+,;=@"),
+            ("/%5Ba%5D%7B%7C%7D%22%5E%5C", "/[a]{|}\"^\\"),
+            ("/caf%c3%A9", "/café"),
+            ("/café", "/café"),
+            ("/%FF%C3", "/\u{FFFD}\u{FFFD}"),
+            // No path without its escape.
+            ("/a%20%0a%7f%3f%23%3c%3E%60%00", "/a%20%0A%7F%3F%23%3C%3E%60%00"),
+            // Resolved once.
+            ("/a%252Fb%253A", "/a%252Fb%253A"),
+            ("/a%252e%252e/b", "/a%252e%252e/b"),
+        ] {
+            let path = normalized(path).expect("a path");
+            assert_eq!(compared(&path).as_deref(), Some(expected), "{path}");
+        }
+        assert_eq!(normalized("/a%3Ab").as_deref(), Some("/a%3Ab"));
+    }
+
+    #[test]
+    fn routes_are_found_however_their_path_is_spelled() {
+        for (route, path, expected) in [
+            ("/caf%C3%A9", "/caf%c3%a9", true),
+            ("/caf%c3%a9/", "/café/x", true),
+            ("/café", "/caf%C3%A9", true),
+            ("/users%3Aexport", "/users:export", true),
+            ("/users:export", "/users%3aexport", true),
+            ("/a b", "/a%20b", true),
+            ("/a%3fb", "/a%3Fb", true),
+            ("/100%", "/100%25", true),
+            ("/a%252Fb", "/a%252Fb", true),
+            ("/a%252Fb", "/a%2Fb", false),
+            ("/a/b", "/a%252Fb", false),
+        ] {
+            let path = normalized(path).expect("a path");
+            let path = compared(&path).expect("a path");
+            assert_eq!(
+                PathMatch::prefix(route).matches(&path),
+                expected,
+                "{route} {path}"
+            );
+            let exact = PathMatch::exact(route.trim_end_matches('/'));
+            assert_eq!(
+                exact.matches(path.trim_end_matches("/x")),
+                expected,
+                "{route} {path}"
+            );
         }
     }
 }

@@ -192,6 +192,11 @@ pub struct Features {
 }
 
 impl Features {
+    /// Whether not all clients may.
+    pub fn restricts(&self) -> bool {
+        self.closed || self.ranges.is_some() || self.basic.is_some() || self.external.is_some()
+    }
+
     pub fn is_empty(&self) -> bool {
         let Features {
             closed,

@@ -1,7 +1,7 @@
 //! From what an Ingress asks for to what its routes do: Secrets are read, and what is costly to make is kept from one
 //! table to the next.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::hash::Hash;
 use std::sync::Arc;
 
@@ -39,11 +39,51 @@ impl<K: Hash + Eq, V: Clone> Kept<K, V> {
     }
 }
 
+/// Expressions of all Ingresses that are compiled; those of the Ingresses of one namespace.
+pub const MAX_REGEXES: usize = 2048;
+pub const MAX_NAMESPACE_REGEXES: usize = 256;
+
+/// Compiled expressions, by their text: namespaces share them.
+#[derive(Default)]
+struct Regexes {
+    kept: Kept<String, Result<Arc<PathRegex>, String>>,
+    /// Of the table that is being made.
+    used: HashSet<String>,
+    used_by: HashMap<String, HashSet<String>>,
+}
+
+impl Regexes {
+    fn get(&mut self, namespace: &str, text: &str) -> Result<Arc<PathRegex>, String> {
+        let own = self.used_by.entry(namespace.to_owned()).or_default();
+        if !own.contains(text) {
+            if own.len() >= MAX_NAMESPACE_REGEXES {
+                return Err(format!(
+                    "the Ingresses of its namespace have more than {MAX_NAMESPACE_REGEXES} expressions"
+                ));
+            }
+            if self.used.len() >= MAX_REGEXES && !self.used.contains(text) {
+                return Err(format!("all Ingresses have more than {MAX_REGEXES} expressions"));
+            }
+        }
+        let make = || PathRegex::new(text).map(Arc::new);
+        let regex = self.kept.get(text.to_owned(), make)?;
+        own.insert(text.to_owned());
+        self.used.insert(text.to_owned());
+        Ok(regex)
+    }
+
+    fn forget_unused(&mut self) {
+        self.kept.forget_unused();
+        self.used.clear();
+        self.used_by.clear();
+    }
+}
+
 type ReadUsers = Result<(Arc<Users>, Vec<String>), String>;
 
 #[derive(Default)]
 pub struct FeatureCache {
-    regexes: Kept<String, Result<Arc<PathRegex>, String>>,
+    regexes: Regexes,
     /// By the Secret, how it is read, and its version.
     users: Kept<(Key, bool, String), ReadUsers>,
     /// By the Ingress and what it asks for: counts outlive a table.
@@ -59,9 +99,9 @@ impl FeatureCache {
         self.tls.forget_unused();
     }
 
-    pub fn regex(&mut self, text: &str) -> Result<Arc<PathRegex>, String> {
-        self.regexes
-            .get(text.to_owned(), || PathRegex::new(text).map(Arc::new))
+    /// `namespace` is the Ingress'.
+    pub fn regex(&mut self, namespace: &str, text: &str) -> Result<Arc<PathRegex>, String> {
+        self.regexes.get(namespace, text)
     }
 
     fn limits(&mut self, ingress: Key, spec: &LimitSpec) -> Arc<Limits> {

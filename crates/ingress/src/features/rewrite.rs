@@ -7,12 +7,12 @@ use http::uri::PathAndQuery;
 use regex::bytes::{Captures, Regex, RegexBuilder};
 
 use super::values::is_plain;
-use crate::table::normalized;
+use crate::table::{normalized, stays_escaped, unescaped};
 
 /// Of an expression.
 const MAX_PATTERN: usize = 1024;
 /// That a compiled expression may take.
-const MAX_COMPILED: usize = 128 << 10;
+const MAX_COMPILED: usize = 32 << 10;
 /// Of what is filled in for a rewritten path.
 const MAX_REWRITTEN: usize = 32 << 10;
 
@@ -28,7 +28,7 @@ impl PathRegex {
         if text.len() > MAX_PATTERN {
             return Err(format!("it is longer than {MAX_PATTERN} bytes"));
         }
-        let built = RegexBuilder::new(&format!("^(?:{text})"))
+        let built = RegexBuilder::new(&format!("^(?:{})", resolved_outside_sets(text)))
             .case_insensitive(true)
             .unicode(false)
             .size_limit(MAX_COMPILED)
@@ -47,6 +47,92 @@ impl PathRegex {
     pub fn is_match(&self, path: &str) -> bool {
         self.regex.is_match(path.as_bytes())
     }
+}
+
+/// The expression with its escapes resolved, as those of paths are where routes are compared. In a set of characters an
+/// escape is none.
+fn resolved_outside_sets(text: &str) -> String {
+    let mut bytes = Vec::with_capacity(text.len());
+    let (mut rest, mut in_set) = (text.as_bytes(), false);
+    while let Some(first) = rest.first() {
+        let escaped = unescaped(rest).filter(|byte| !in_set && !stays_escaped(*byte));
+        let length = match (escaped, first) {
+            (Some(byte), _) => {
+                match byte.is_ascii() {
+                    true => bytes.extend_from_slice(regex::escape(&char::from(byte).to_string()).as_bytes()),
+                    false => bytes.push(byte),
+                }
+                rest = &rest[3..];
+                continue;
+            }
+            // Whatever follows has no meaning of its own.
+            (None, b'\\') => rest.len().min(2),
+            (None, _) => 1,
+        };
+        match first {
+            b'[' => in_set = true,
+            b']' => in_set = false,
+            _ => {}
+        }
+        bytes.extend_from_slice(&rest[..length]);
+        rest = &rest[length..];
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// How all begins that an expression matches, for each of its alternatives, as far as it is plain text. The expression
+/// need not be one that can be used.
+pub fn beginnings(text: &str) -> Vec<String> {
+    let text = resolved_outside_sets(text);
+    let (mut all, mut beginning, mut is_plain, mut depth) = (Vec::new(), String::new(), true, 0_usize);
+    let mut chars = text.chars().peekable();
+    while let Some(char) = chars.next() {
+        let plain = match char {
+            '|' if depth == 0 => {
+                all.push(std::mem::take(&mut beginning));
+                is_plain = true;
+                continue;
+            }
+            // Else it is a class of characters or a place.
+            '\\' => chars
+                .next()
+                .filter(|next| next.is_ascii_punctuation() && !"<>".contains(*next)),
+            '[' => {
+                chars.next_if_eq(&'^');
+                // The first one in a set is a character of it.
+                chars.next_if_eq(&']');
+                while let Some(inner) = chars.next().filter(|inner| *inner != ']') {
+                    if inner == '\\' {
+                        chars.next();
+                    }
+                }
+                None
+            }
+            '(' => {
+                depth += 1;
+                None
+            }
+            ')' => {
+                depth = depth.saturating_sub(1);
+                None
+            }
+            // What is before it may be missing.
+            '?' | '*' | '{' => {
+                if is_plain {
+                    beginning.pop();
+                }
+                None
+            }
+            '.' | '+' | '|' | '^' | '$' | ']' | '}' => None,
+            plain => Some(plain),
+        };
+        match plain {
+            Some(plain) if is_plain => beginning.push(plain),
+            _ => is_plain = false,
+        }
+    }
+    all.push(beginning);
+    all
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -154,6 +240,8 @@ fn fill(pieces: &[Piece], captures: &Captures<'_>, in_query: bool) -> Option<Str
                         // They would begin another parameter.
                         b'&' if in_query => text.extend_from_slice(b"%26"),
                         b'+' if in_query => text.extend_from_slice(b"%2B"),
+                        // Where the path was matched without its escapes.
+                        0x80.. => text.extend_from_slice(format!("%{byte:02X}").as_bytes()),
                         byte => text.push(*byte),
                     }
                 }
@@ -198,6 +286,8 @@ mod tests {
             ("/a(.*)", "$1", "/a/c", Some("/c")),
             ("/a(.*)", "$1", "/ac", None),
             ("/a(x)?", "/b$1", "/a", Some("/b")),
+            ("/a/(.*)", "/b/$1", "/a/é", Some("/b/%C3%A9")),
+            ("/a/(.*)", "/?p=$1", "/a/é", Some("/?p=%C3%A9")),
         ] {
             let (path, query) = match path.split_once('?') {
                 Some((path, query)) => (path, Some(query)),
@@ -227,6 +317,54 @@ mod tests {
             "/${10}",
         ] {
             assert!(Rewrite::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn expressions_are_compared_without_escapes() {
+        for (pattern, path, expected) in [
+            ("/caf%C3%A9/(.*)", "/café/x", true),
+            ("/café", "/CAFé", true),
+            ("/a%3ab", "/a:b", true),
+            ("/a%2Bb", "/a+b", true),
+            ("/a%2Bb", "/aab", false),
+            ("/a%20b", "/a%20b", true),
+            ("/a%252Fb", "/a%252Fb", true),
+            ("/[%41]x", "/4x", true),
+            ("/[%41]x", "/Ax", false),
+            ("/[a]%41", "/aA", true),
+            // It would be the beginning of the text.
+            (r"/a\%41", "/a%41", true),
+        ] {
+            let regex = PathRegex::new(pattern).expect("an expression");
+            assert_eq!(regex.is_match(path), expected, "{pattern} {path}");
+        }
+    }
+
+    #[test]
+    fn expressions_begin_with_plain_text() {
+        for (pattern, expected) in [
+            ("/admin/(?!login).*", &["/admin/"][..]),
+            ("/admin/?(?!login)", &["/admin"]),
+            ("/admin/*(?!login)", &["/admin"]),
+            ("/admin/{0,3}(?!login)", &["/admin"]),
+            ("/admin/+(?!login)", &["/admin/"]),
+            (r"/v1\.0\.?/(?!x)", &["/v1.0"]),
+            (r"/v\d/(?!x)", &["/v"]),
+            (r"/v\<x(?!x)", &["/v"]),
+            ("/a(b", &["/a"]),
+            ("/a)b", &["/a"]),
+            ("/a[b", &["/a"]),
+            ("/(?!x)", &["/"]),
+            ("(?!x)/a", &[""]),
+            ("/a/(b|c)(?!x)|/d(?=e)", &["/a/", "/d"]),
+            ("/[(|]a|/b(?!c)", &["/", "/b"]),
+            (r"/[^](\]|]a|/b(?!c)", &["/", "/b"]),
+            (r"/a\|b(?!c)", &["/a|b"]),
+            ("/caf%C3%A9?(?!x)", &["/caf"]),
+            ("/a%3Ab%20(?!x)", &["/a:b%20"]),
+        ] {
+            assert_eq!(beginnings(pattern), expected, "{pattern}");
         }
     }
 
