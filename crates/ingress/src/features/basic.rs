@@ -1,7 +1,7 @@
 //! Basic authentication (RFC 7617) with the users of a Secret.
 //!
 //! Checking a password takes milliseconds on purpose, so it is done on other threads than those of connections, a few at
-//! a time, and what was right is remembered, as a digest under a key of this process.
+//! a time and one of each Secret, and what was right is remembered, as a digest under a key of this process.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use base64::engine::general_purpose::STANDARD;
 use http::{HeaderMap, HeaderValue, header};
 use k8s_openapi::api::core::v1::Secret;
 use parking_lot::Mutex;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 use super::passwords::Hash;
 use super::values::Values;
@@ -24,7 +24,7 @@ const MAX_HEADER: usize = 4096;
 const MAX_USERS: usize = 16 * 1024;
 /// Right passwords that are remembered for one Secret.
 const MAX_REMEMBERED: usize = 1024;
-/// Passwords that are checked at the same time.
+/// Passwords that are checked at the same time, one of each Secret at most.
 static CHECKS: Semaphore = Semaphore::const_new(2);
 /// A request waits no longer for its turn.
 const TURN: Duration = Duration::from_secs(10);
@@ -93,6 +93,8 @@ pub struct Users {
     by_name: HashMap<String, Hash>,
     key: [u8; 32],
     remembered: Mutex<HashSet<[u8; 32]>>,
+    /// Who comes first here waits for [`CHECKS`]: the users of one Secret do not keep those of others waiting.
+    first: Arc<Semaphore>,
 }
 
 impl std::fmt::Debug for Users {
@@ -148,6 +150,7 @@ impl Users {
             by_name,
             key: rand::random(),
             remembered: Mutex::default(),
+            first: Arc::new(Semaphore::new(1)),
         };
         Ok((users, problems))
     }
@@ -163,6 +166,12 @@ impl Users {
         digest
     }
 
+    /// Held while a password is checked, also for a client that went away.
+    async fn turn(&self) -> Option<(OwnedSemaphorePermit, SemaphorePermit<'static>)> {
+        let first = self.first.clone().acquire_owned().await.ok()?;
+        Some((first, CHECKS.acquire().await.ok()?))
+    }
+
     /// `None`: it could not be checked now.
     pub async fn verify(self: &Arc<Self>, Credentials { user, password }: Credentials) -> Option<bool> {
         let Some(hash) = self.by_name.get(&user) else {
@@ -175,7 +184,7 @@ impl Users {
         if self.remembered.lock().contains(&digest) {
             return Some(true);
         }
-        let turn = tokio::time::timeout(TURN, CHECKS.acquire()).await.ok()?.ok()?;
+        let turn = tokio::time::timeout(TURN, self.turn()).await.ok()??;
         // Many requests come at once with one password: it may have been checked meanwhile.
         if self.remembered.lock().contains(&digest) {
             return Some(true);
@@ -236,6 +245,7 @@ pub struct Basic {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use k8s_openapi::ByteString;
     use std::collections::BTreeMap;
 
     fn read(pairs: &[(&str, &str)]) -> (Option<BasicSpec>, bool) {
@@ -274,5 +284,45 @@ mod tests {
         ] {
             assert!(read(bad).1, "{bad:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn one_secret_does_not_keep_others_waiting() {
+        let hash = bcrypt::hash("secret", 4).expect("a hash");
+        let users = || {
+            let data = [("auth".to_owned(), ByteString(format!("ann:{hash}").into_bytes()))];
+            let secret = Secret {
+                data: Some(data.into()),
+                ..Secret::default()
+            };
+            Arc::new(Users::read(&secret, false).expect("users").0)
+        };
+        // Nobody is checked until all wait.
+        let held = CHECKS.acquire_many(2).await.expect("both places");
+        let order: Arc<Mutex<Vec<&str>>> = Arc::default();
+        let mut waiting = tokio::task::JoinSet::new();
+        let (many, one) = (users(), users());
+        let all = std::iter::repeat_n((&many, "many"), 8).chain([(&one, "one")]);
+        for (users, name) in all {
+            let (users, order) = (users.clone(), order.clone());
+            waiting.spawn(async move {
+                let wrong = Credentials {
+                    user: "ann".to_owned(),
+                    password: "wrong".to_owned(),
+                };
+                assert_eq!(users.verify(wrong).await, Some(false));
+                order.lock().push(name);
+            });
+        }
+        for _ in 0..20 {
+            tokio::task::yield_now().await;
+        }
+        drop(held);
+        while let Some(done) = waiting.join_next().await {
+            done.expect("a check");
+        }
+        let order = order.lock();
+        let place = order.iter().position(|name| *name == "one");
+        assert!(place.is_some_and(|place| place < 4), "{order:?}");
     }
 }
