@@ -105,3 +105,4 @@ pub use static_pods::StaticPodConfig;
 pub use swap::{SwapBehavior, SwapConfig, is_on as is_swap_on};
 pub use sysctls::AllowedSysctls;
 pub use topology::{ManagerFlags, ManagersConfig, parse_reserved_memory};
+pub use volumes::remove_disks;

@@ -37,6 +37,7 @@ use crate::pods;
 use atomic_writer::Payload;
 use csi::Csi;
 use disks::Disks;
+pub use disks::remove_disks;
 use metrics::VolumeMetrics;
 use skiff_client::EventRecorder;
 use skiff_fs::{remove_tree, unmount_below};

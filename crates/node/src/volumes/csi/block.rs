@@ -13,7 +13,7 @@ use super::mount::Source;
 use super::request::credentials;
 use super::{Csi, log};
 use crate::volumes::claims::FOR_ONE_POD;
-use crate::volumes::disks::hold;
+use crate::volumes::disks::{Host, hold};
 use crate::volumes::volume_type::{Ready, Wanted, remove_link};
 use crate::volumes::{SetUpError, Volumes, blocking, is_mount_point, link_device};
 
@@ -106,7 +106,7 @@ impl Csi {
             driver.publish(request).await.map_err(|e| step(e.to_string()))?;
             if is_device(&target).await {
                 let step = |message| SetUpError::step("MapVolume.AttachFileDevice", &name, message);
-                hold::take(host.disks.host(), &target).await.map_err(step)?;
+                hold::take(host.disks.host(), &target, true).await.map_err(step)?;
             }
             self.change(|held| {
                 held.published.insert(published);
@@ -147,6 +147,14 @@ impl Csi {
         self.unstage_if_unused(&key).await;
         Ok(())
     }
+}
+
+/// Lets go of the devices of all pods. Their places are still mounted: by them it is found what holds which.
+pub(in crate::volumes) async fn let_go_of_all(root: &Path, host: &Host) -> Result<(), String> {
+    let layout = Layout {
+        root: root.to_path_buf(),
+    };
+    hold::let_go_below(host, &layout.device_publish("", "")).await
 }
 
 /// A driver of tests may publish something else.

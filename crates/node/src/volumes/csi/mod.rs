@@ -10,6 +10,7 @@ mod node_info;
 mod request;
 mod stats;
 
+pub(super) use block::let_go_of_all;
 pub(super) use mount::CsiVolume;
 
 use std::collections::{BTreeSet, HashMap, HashSet};

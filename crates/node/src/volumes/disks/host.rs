@@ -124,6 +124,12 @@ impl Host {
         self.run_for(TIMEOUT, tool, arguments).await
     }
 
+    /// Where a tool is, if the machine has it.
+    pub fn program(&self, tool: &str) -> Option<PathBuf> {
+        let mut places = self.folders.iter().map(|folder| folder.join(tool));
+        places.find(|place| place.is_file())
+    }
+
     /// Runs a tool to its end. A caller that gives up ends it.
     pub async fn run_for(
         &self,
@@ -131,8 +137,7 @@ impl Host {
         tool: &str,
         arguments: &[&str],
     ) -> Result<Output, ToolError> {
-        let mut places = self.folders.iter().map(|folder| folder.join(tool));
-        let Some(program) = places.find(|place| place.is_file()) else {
+        let Some(program) = self.program(tool) else {
             return Err(ToolError::Missing {
                 tool: tool.to_owned(),
             });

@@ -30,7 +30,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use super::claims::FOR_ONE_POD;
 use super::volume_type::Ready;
-use super::{SetUpError, blocking, is_mount_point, link_device, ownership};
+use super::{SetUpError, blocking, csi, is_mount_point, link_device, ownership};
 use note::Note;
 
 /// What could not be taken away is tried again after this time, and then less and less often.
@@ -92,16 +92,20 @@ impl Disks {
             // The directory of a pod goes after all of its volumes.
             note.users.retain(|uid| root.join("pods").join(uid).exists());
         }
-        let disks = Arc::new(Disks {
+        let disks = Self::with(root, host, notes);
+        disks.retry_later();
+        disks
+    }
+
+    fn with(root: &Path, host: Host, notes: BTreeMap<String, Note>) -> Arc<Self> {
+        Arc::new(Disks {
             root: root.to_path_buf(),
             host: Arc::new(host),
             notes: Mutex::new(notes),
             files: Mutex::default(),
             turns: Mutex::default(),
             retrying: AtomicBool::new(false),
-        });
-        disks.retry_later();
-        disks
+        })
     }
 
     pub fn host(&self) -> &Arc<Host> {
@@ -275,14 +279,15 @@ impl Disks {
     ) -> Result<Ready, SetUpError> {
         let failed = |error: String| request.failed("MapVolume.AttachFileDevice", error);
         let noted = self.note(place).and_then(|note| note.held);
-        if let Some(other) = noted.filter(|other| other != device) {
+        let again = noted.as_deref() == Some(device);
+        if let Some(other) = noted.filter(|_| !again) {
             // The disk has come back under another name.
             hold::let_go(&self.host, &other).await.map_err(failed)?;
         }
         self.change(place, |note| note.held = Some(device.to_path_buf()))
             .await
             .map_err(failed)?;
-        hold::take(&self.host, device).await.map_err(failed)?;
+        hold::take(&self.host, device, again).await.map_err(failed)?;
         let (device, link) = (device.to_path_buf(), request.target.clone());
         blocking(move || link_device(&device, &link))
             .await
@@ -333,8 +338,10 @@ impl Disks {
             return Ok(());
         };
         if note.block {
-            if let Some(device) = note.held.as_ref().filter(|device| !self.is_held(place, device)) {
+            if let Some(device) = &note.held {
                 hold::let_go(&self.host, device).await?;
+                // A loop device that is still there is somebody else's, also when this is tried again.
+                self.change(place, |note| note.held = None).await?;
             }
         } else {
             let global = self.global(place);
@@ -431,6 +438,38 @@ impl Disks {
                 pause = (pause * 2).min(LAST_RETRY);
             }
         });
+    }
+}
+
+/// Ends what was done for disks by a node that has stopped, and takes down all that is mounted below its root. Containers are gone by now.
+/// What could not be ended stays noted, so that this can be repeated.
+pub async fn remove_disks(root: &Path) -> Result<(), String> {
+    remove_all(root, Host::default()).await
+}
+
+async fn remove_all(root: &Path, host: Host) -> Result<(), String> {
+    csi::let_go_of_all(root, &host).await?;
+    let mounted = root.to_path_buf();
+    let unmounted = blocking(move || skiff_fs::unmount_below(&mounted)).await;
+    unmounted.map_err(|error| error.to_string())?;
+    let mut notes = note::load(&root.join("disks"), &host.boot);
+    notes.values_mut().for_each(|note| note.users.clear());
+    let disks = Disks::with(root, host, notes);
+    loop {
+        let places: Vec<String> = disks.notes.lock().keys().cloned().collect();
+        let mut failures = Vec::new();
+        for place in &places {
+            if let Err(error) = disks.detach_if_unused(place).await {
+                failures.push(format!("{place}: {error}"));
+            }
+        }
+        if failures.is_empty() {
+            return Ok(());
+        }
+        // What went may have been in the way of the others.
+        if failures.len() == places.len() {
+            return Err(failures.join("; "));
+        }
     }
 }
 

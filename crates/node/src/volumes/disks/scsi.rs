@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
 
-use super::host::{Host, names_in};
+use super::hold;
+use super::host::{Host, names_in, read_small};
 use crate::volumes::blocking;
 
 fn name_of(device: &Path) -> Option<&str> {
@@ -31,8 +32,14 @@ pub fn multipath_of(host: &Host, link: &Path) -> Option<PathBuf> {
                 .join(disk)
                 .symlink_metadata()
                 .is_ok()
+            && is_multipath(&blocks.join(name))
     })?;
     Some(device.with_file_name(above))
+}
+
+/// Any other device above a disk, a logical volume for instance, is a user of it.
+fn is_multipath(block: &Path) -> bool {
+    read_small(&block.join("dm/uuid")).is_none_or(|uuid| uuid.starts_with("mpath-"))
 }
 
 /// The disks that a multipath device consists of.
@@ -89,23 +96,37 @@ fn is_in_use(device: &Path) -> io::Result<bool> {
     }
 }
 
-/// Takes disks from the kernel, and the multipath devices above them first.
-pub async fn remove(host: &Host, disks: Vec<PathBuf>) -> Result<(), String> {
-    let mut above: Vec<PathBuf> = disks.iter().filter_map(|disk| multipath_of(host, disk)).collect();
-    above.sort();
-    above.dedup();
+/// The first of the disks, or of the multipath devices above them, that somebody has.
+pub async fn first_in_use(host: &Host, disks: &[PathBuf]) -> Result<Option<PathBuf>, String> {
     // A disk below a multipath device is that one's; what counts is who has the latter.
-    let alone = disks.iter().filter(|disk| multipath_of(host, disk).is_none());
-    let tops: Vec<PathBuf> = above.iter().chain(alone).cloned().collect();
+    let top = |disk: &PathBuf| multipath_of(host, disk).unwrap_or_else(|| disk.clone());
+    let mut tops: Vec<PathBuf> = disks.iter().map(top).collect();
+    tops.sort();
+    tops.dedup();
+    // A pod that has the device does not have it for itself.
+    let mut all = disks.iter().chain(&tops);
+    if let Some(held) = all.find(|device| hold::is_held(host, device)) {
+        return Ok(Some(held.clone()));
+    }
     blocking(move || {
         for top in tops {
             if is_in_use(&top).map_err(|error| format!("{}: {error}", top.display()))? {
-                return Err(format!("device {} is still in use", top.display()));
+                return Ok(Some(top));
             }
         }
-        Ok(())
+        Ok(None)
     })
-    .await?;
+    .await
+}
+
+/// Takes disks from the kernel, and the multipath devices above them first.
+pub async fn remove(host: &Host, disks: Vec<PathBuf>) -> Result<(), String> {
+    if let Some(device) = first_in_use(host, &disks).await? {
+        return Err(format!("device {} is still in use", device.display()));
+    }
+    let mut above: Vec<PathBuf> = disks.iter().filter_map(|disk| multipath_of(host, disk)).collect();
+    above.sort();
+    above.dedup();
     for device in &above {
         let text = device.to_string_lossy();
         let flushed = host.run("multipath", &["-f", &text]).await;

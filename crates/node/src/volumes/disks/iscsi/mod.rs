@@ -389,21 +389,32 @@ async fn clone_iface(host: &Host, target: &Target, initiator: &str, shown: &str)
     Ok(())
 }
 
+async fn sessions_by(host: &Arc<Host>, target: &Target, made: &[Made]) -> Vec<Session> {
+    let (host, iqn, made) = (host.clone(), target.iqn.clone(), made.to_vec());
+    blocking(move || {
+        let mut sessions = sessions_with(&host, &iqn);
+        sessions.retain(|session| made.iter().any(|made| session.is_by(&made.portal)));
+        sessions
+    })
+    .await
+}
+
 /// Takes the disk from the machine, and ends the sessions that were made for it. What others need is left to them.
+/// A session of which somebody has a disk stays: that is an error, as it is to be tried again.
 pub async fn detach(disks: &Arc<Disks>, place: &str, target: &Target, made: Vec<Made>) -> Result<(), String> {
     let host = disks.host();
     let same_target = |note: &Note| matches!(&note.source, Source::Iscsi(other) if other.iqn == target.iqn);
     let same_disk = |note: &Note| matches!(&note.source, Source::Iscsi(other) if other.iqn == target.iqn && other.lun == target.lun);
+    // Without the tool nothing was begun.
+    if made.is_empty() && host.program("iscsiadm").is_none() {
+        return Ok(());
+    }
     if disks.another(place, same_disk).is_none() && !made.is_empty() {
-        let (searched, iqn, lun, by) = (host.clone(), target.iqn.clone(), target.lun, made.clone());
-        let devices = blocking(move || -> Vec<PathBuf> {
-            let ours = |session: &Session| by.iter().any(|made| session.is_by(&made.portal));
-            let sessions = sessions_with(&searched, &iqn).into_iter().filter(ours);
-            sessions
-                .filter_map(|session| session.disk(&searched, lun))
-                .collect()
-        });
-        disks.remove_devices(place, devices.await).await?;
+        let sessions = sessions_by(host, target, &made).await;
+        let devices = sessions
+            .iter()
+            .filter_map(|session| session.disk(host, target.lun));
+        disks.remove_devices(place, devices.collect()).await?;
     }
     let mut ifaces: Vec<&str> = Vec::new();
     if target.has_own_iface() {
@@ -428,6 +439,15 @@ pub async fn detach(disks: &Arc<Disks>, place: &str, target: &Target, made: Vec<
                 })
                 .await?;
         } else {
+            // All disks of the session go with it, and not all of them need be this cluster's.
+            let sessions = sessions_by(host, target, std::slice::from_ref(session)).await;
+            let came: Vec<PathBuf> = sessions.iter().flat_map(|one| one.disks(host)).collect();
+            if let Some(device) = scsi::first_in_use(host, &came).await? {
+                return Err(format!(
+                    "device {} of the session is still in use",
+                    device.display()
+                ));
+            }
             let (portal, iface) = (session.portal.as_str(), session.iface.as_str());
             let node = ["-m", "node", "-p", portal, "-T", &target.iqn, "-I", iface];
             must_be_gone(host, "log out", &with(&node, &["--logout"])).await?;

@@ -28,6 +28,19 @@ impl Session {
         let name = names_in(&self.folder.join(blocks)).into_iter().next()?;
         Some(host.dev.join(name))
     }
+
+    /// All disks that came by the session.
+    pub fn disks(&self, host: &Host) -> Vec<PathBuf> {
+        let target = self.folder.join(format!("target{0}:0:0", self.host));
+        let ours = format!("{}:0:0:", self.host);
+        let mut disks = Vec::new();
+        let luns = names_in(&target).into_iter();
+        for lun in luns.filter(|name| name.starts_with(&ours)) {
+            let names = names_in(&target.join(lun).join("block"));
+            disks.extend(names.into_iter().map(|name| host.dev.join(name)));
+        }
+        disks
+    }
 }
 
 /// The kernel may write an address otherwise than the volume does.
@@ -116,6 +129,8 @@ mod tests {
         let first = session(3, "iqn.a", "fd00:0:0::1");
         session(12, "iqn.b", "10.0.0.1");
         write(&first.join("target3:0:0/3:0:0:7/block/sdq/size"), "1");
+        write(&first.join("target3:0:0/3:0:0:12/block/sdr/size"), "1");
+        write(&first.join("target3:0:0/power/control"), "auto");
         std::fs::create_dir_all(dir.path().join("class/iscsi_host/other")).unwrap();
         let host = Host {
             sys: dir.path().to_path_buf(),
@@ -134,6 +149,9 @@ mod tests {
         }
         assert_eq!(found[0].disk(&host, 7), Some(PathBuf::from("/dev/sdq")));
         assert_eq!(found[0].disk(&host, 8), None);
+        let mut all = found[0].disks(&host);
+        all.sort();
+        assert_eq!(all, ["/dev/sdq", "/dev/sdr"].map(PathBuf::from));
         assert!(sessions_with(&host, "iqn.c").is_empty());
         assert!(sessions_with(&Host::default(), "iqn.c").is_empty());
     }

@@ -70,6 +70,29 @@ async fn a_disk_that_appeared_is_removed() {
 }
 
 #[tokio::test]
+async fn a_stopped_node_leaves_no_disks() {
+    let machine = Machine::new();
+    machine.fc_disk("sdb", "by-path", &format!("fc-0x{PORT}-lun-3"));
+    machine.held_by("loop9", "dev/sdb");
+    let disk = FibreChannel::new(Some(&[PORT.to_owned()]), Some(3), None).unwrap();
+    let note = Note {
+        source: Source::Fc(disk),
+        block: true,
+        users: BTreeSet::from(["u1".to_owned()]),
+        made: Vec::new(),
+        appeared: true,
+        held: Some(machine.path("dev/sdb")),
+        boot: machine.host().boot,
+    };
+    let place = note.source.place(true);
+    note::store(&machine.path("root/disks"), &place, Some(&note)).unwrap();
+    machine.remove_all().await.unwrap();
+    assert_eq!(calls(&machine.log(), "losetup -d"), 1);
+    assert_eq!(machine.read("sys/block/sdb/device/delete"), "1");
+    assert_eq!(machine.notes(), 0);
+}
+
+#[tokio::test]
 async fn names_lead_to_a_multipath_device() {
     let machine = Machine::new();
     machine.fc_disk("sdb", "by-id", "scsi-VENDOR_1");

@@ -166,6 +166,60 @@ async fn a_disk_in_use_stays() {
     assert_eq!((calls(&machine.log(), "--logout"), machine.notes()), (1, 0));
 }
 
+/// Nor is the session ended by which it came, for whatever disk that was made.
+#[tokio::test]
+async fn a_session_with_a_disk_in_use_stays() {
+    let Some(disk) = Loop::new() else { return };
+    disk.run("mkfs.ext4", &["-q"]);
+    let machine = Machine::with(&disk);
+    std::fs::rename(machine.path("disk1"), machine.path("disk2")).unwrap();
+    std::fs::write(machine.path("disk1"), "disk1").unwrap();
+    let volumes = machine.volumes();
+    let source = iscsi(json!({}));
+    set_up(&volumes, &claiming("u1", "Block", source)).await.unwrap();
+    let elsewhere = machine.path("elsewhere");
+    std::fs::create_dir(&elsewhere).unwrap();
+    let mounted = Command::new("mount")
+        .args([machine.path("dev/sd7l2"), elsewhere.clone()])
+        .status();
+    assert!(mounted.unwrap().success());
+    machine.log();
+    tear_down(&volumes, "u1").await;
+    let log = machine.log();
+    assert_eq!(calls(&log, "--logout") + calls(&log, "-o delete"), 0, "{log:?}");
+    assert_eq!(machine.notes(), 1);
+    unmount(&elsewhere, UnmountFlags::empty()).unwrap();
+    let place = Machine::place(&volumes);
+    volumes.disks.detach_if_unused(&place).await.unwrap();
+    assert_eq!((calls(&machine.log(), "--logout"), machine.notes()), (1, 0));
+}
+
+/// What pods have mounted goes with the node. A driver's device is let go of while its place, which tells of it, is mounted.
+#[tokio::test]
+async fn a_stopped_node_leaves_no_mounts() {
+    let Some(disk) = Loop::new() else { return };
+    let machine = Machine::with(&disk);
+    set_up(&machine.volumes(), &pod("u1", iscsi(json!({}))))
+        .await
+        .unwrap();
+    let published = "root/plugins/kubernetes.io/csi/volumeDevices/publish/pv/u2";
+    let target = machine.path(published);
+    std::fs::create_dir_all(target.parent().unwrap()).unwrap();
+    std::fs::write(&target, "").unwrap();
+    mount_bind(machine.path("disk2"), target).unwrap();
+    machine.held_by("loop20", published);
+    let looks = "grep -q publish/pv/u2 /proc/self/mountinfo && echo mounted >> \"$D/log\"";
+    machine.tool("losetup", &format!("{looks}\n{LOSETUP}"));
+    machine.log();
+    machine.remove_all().await.unwrap();
+    let log = machine.log();
+    assert_eq!(log[0], "mounted", "{log:?}");
+    assert_eq!(calls(&log, "losetup -d"), 1, "{log:?}");
+    assert_eq!(calls(&log, "--logout"), 1, "{log:?}");
+    assert!(skiff_fs::mounts_below(machine.dir.path()).unwrap().is_empty());
+    assert_eq!(machine.notes(), 0);
+}
+
 #[tokio::test]
 async fn local_devices_are_formatted_and_mounted() {
     let Some(disk) = Loop::new() else { return };
@@ -213,9 +267,14 @@ async fn devices_are_held_by_loop_devices() {
             .output();
         String::from_utf8(listed.unwrap().stdout).unwrap().lines().count()
     };
-    hold::take(&host, device).await.unwrap();
-    hold::take(&host, device).await.unwrap();
+    hold::take(&host, device, false).await.unwrap();
+    hold::take(&host, device, true).await.unwrap();
     assert_eq!(holders(), 1);
+    // That of somebody else is not enough.
+    hold::take(&host, device, false).await.unwrap();
+    assert_eq!(holders(), 2);
+    hold::let_go(&host, device).await.unwrap();
+    assert!(holders() == 1 && hold::is_held(&host, device));
     hold::let_go(&host, device).await.unwrap();
     hold::let_go(&host, device).await.unwrap();
     assert_eq!(holders(), 0);

@@ -329,3 +329,160 @@ async fn a_failed_logout_is_remembered() {
     volumes.disks.detach_if_unused(&place).await.unwrap();
     assert_eq!((calls(&machine.log(), "--logout"), machine.notes()), (1, 0));
 }
+
+/// Another cluster of the machine has the target's other disk by the session that was made for this one. It has the device for a pod, which only
+/// the loop device tells.
+#[tokio::test]
+async fn a_session_stays_while_somebody_has_a_disk_of_it() {
+    let machine = Machine::new();
+    let volumes = machine.volumes();
+    let pod = claiming("u1", "Block", source("10.0.0.7", 1));
+    set_up(&volumes, &pod).await.unwrap();
+    let other = machine.other_cluster();
+    let theirs = claiming("u2", "Block", source("10.0.0.7", 2));
+    set_up(&other, &theirs).await.unwrap();
+    assert_eq!(calls(&machine.log(), "--login"), 1);
+    tear_down(&volumes, "u1").await;
+    let left = |log: &[String]| calls(log, "--logout") == 0 && calls(log, "-o delete") == 0;
+    let log = machine.log();
+    assert!(left(&log), "{log:?}");
+    assert_eq!(machine.read("sys/block/sd7l1/device/delete"), "1");
+    assert_eq!(machine.read("sys/block/sd7l2/device/delete"), "");
+    assert_eq!(machine.notes(), 1);
+    assert!(volumes.disks.retrying.load(Ordering::SeqCst));
+    let in_use = format!(
+        "device {} of the session is still in use",
+        machine.path("dev/sd7l2").display()
+    );
+    let place = Machine::place(&volumes);
+    let again = volumes.disks.detach_if_unused(&place).await;
+    assert_eq!(again, Err(in_use.clone()));
+    let deleted = machine.remove_all().await.unwrap_err();
+    assert_eq!(deleted, format!("{place}: {in_use}"));
+    let log = machine.log();
+    assert!(left(&log), "{log:?}");
+    assert_eq!(machine.notes(), 1);
+    tear_down(&other, "u2").await;
+    assert_eq!(calls(&machine.log(), "--logout"), 0);
+    volumes.disks.detach_if_unused(&place).await.unwrap();
+    assert_eq!((calls(&machine.log(), "--logout"), machine.notes()), (1, 0));
+}
+
+/// Nor is a device taken away that another cluster has for a pod, or somebody by a loop device on a partition.
+#[tokio::test]
+async fn a_device_below_a_loop_device_stays() {
+    let machine = Machine::new();
+    let volumes = machine.volumes();
+    let pod = claiming("u1", "Block", source("10.0.0.7", 1));
+    set_up(&volumes, &pod).await.unwrap();
+    let other = machine.other_cluster();
+    let theirs = claiming("u2", "Block", source("10.0.0.7", 1));
+    set_up(&other, &theirs).await.unwrap();
+    assert_eq!(calls(&machine.log(), "losetup -f"), 2);
+    tear_down(&volumes, "u1").await;
+    let log = machine.log();
+    assert!(log.len() == 1 && log[0].starts_with("losetup -d "), "{log:?}");
+    let in_use = format!("device {} is still in use", machine.path("dev/sd7l1").display());
+    let place = Machine::place(&volumes);
+    // The loop device that is left is not taken for that of the pod.
+    let again = volumes.disks.detach_if_unused(&place).await;
+    assert_eq!(again, Err(in_use.clone()));
+    assert!(machine.log().is_empty());
+    tear_down(&other, "u2").await;
+    std::fs::create_dir_all(machine.path("sys/block/sd7l1/sd7l1p1")).unwrap();
+    std::fs::write(machine.path("sys/block/sd7l1/sd7l1p1/partition"), "1").unwrap();
+    std::fs::write(machine.path("dev/sd7l1p1"), "").unwrap();
+    let part = machine.held_by("loop20", "dev/sd7l1p1");
+    machine.log();
+    let again = volumes.disks.detach_if_unused(&place).await;
+    assert_eq!(again, Err(in_use));
+    assert!(machine.log().is_empty());
+    assert_eq!(machine.read("sys/block/sd7l1/device/delete"), "");
+    std::fs::remove_dir_all(part).unwrap();
+    volumes.disks.detach_if_unused(&place).await.unwrap();
+    assert_eq!((calls(&machine.log(), "--logout"), machine.notes()), (1, 0));
+}
+
+/// A logical volume on a disk is no multipath device: whoever has it has the disk.
+#[tokio::test]
+async fn only_multipath_devices_stand_for_their_disks() {
+    let machine = Machine::new();
+    let device = machine.path("dev/sd7l1");
+    std::fs::write(&device, "").unwrap();
+    for (above, uuid) in [("dm-1", "LVM-abc\n"), ("dm-2", "mpath-3600508b4\n")] {
+        let shown = machine.path("sys/block").join(above);
+        std::fs::create_dir_all(shown.join("slaves/sd7l1")).unwrap();
+        std::fs::create_dir_all(shown.join("dm")).unwrap();
+        std::fs::write(shown.join("dm/uuid"), uuid).unwrap();
+    }
+    let above = || scsi::multipath_of(&machine.host(), &device);
+    assert!(above().unwrap().ends_with("dm-2"));
+    std::fs::remove_dir_all(machine.path("sys/block/dm-2")).unwrap();
+    assert_eq!(above(), None);
+}
+
+/// Pods that the node has noted are gone with their containers.
+#[tokio::test]
+async fn a_stopped_node_leaves_no_disks() {
+    let machine = Machine::new();
+    let mut named = source("10.0.0.7", 1);
+    named["iscsi"]["initiatorName"] = json!("iqn.2026-01.example:me");
+    set_up(&machine.volumes(), &claiming("u1", "Block", named.clone()))
+        .await
+        .unwrap();
+    // A driver's device, which another pod has.
+    let published = "root/plugins/kubernetes.io/csi/volumeDevices/publish/pv/u2";
+    std::fs::create_dir_all(machine.path(published).parent().unwrap()).unwrap();
+    std::fs::write(machine.path(published), "").unwrap();
+    machine.held_by("loop20", published);
+    // A pod's own, and that of somebody else.
+    std::fs::write(machine.path("root/pods/file"), "").unwrap();
+    let theirs = machine.held_by("loop21", "root/pods/file");
+    machine.log();
+    machine.remove_all().await.unwrap();
+    let node = format!("-m node -p 10.0.0.7:3260 -T {IQN} -I 10.0.0.7:3260:pv");
+    assert_eq!(
+        machine.log(),
+        [
+            format!("losetup -d {}", machine.path("dev/loop20").display()),
+            format!("losetup -d {}", machine.path("dev/loop9").display()),
+            format!("blockdev --flushbufs {}", machine.path("dev/sd7l1").display()),
+            format!("{node} --logout"),
+            format!("{node} -o delete"),
+            "-m iface -I 10.0.0.7:3260:pv -o delete".to_owned(),
+        ]
+    );
+    assert_eq!(machine.read("sys/block/sd7l1/device/delete"), "1");
+    assert!(theirs.exists());
+    assert_eq!(machine.notes(), 0);
+    machine.remove_all().await.unwrap();
+    // After a boot there is nothing that tools could take away.
+    set_up(
+        &machine.volumes(),
+        &claiming("u1", "Block", source("10.0.0.7", 1)),
+    )
+    .await
+    .unwrap();
+    machine.log();
+    let host = Host {
+        boot: "another".to_owned(),
+        ..machine.host()
+    };
+    remove_all(&machine.path("root"), host).await.unwrap();
+    assert!(machine.log().is_empty());
+    assert_eq!(machine.notes(), 0);
+    // Nor is there on a machine without the tool.
+    let without = || Host {
+        folders: vec![machine.path("dev")],
+        ..machine.host()
+    };
+    let volumes = Volumes {
+        disks: Disks::new(&machine.path("root"), without()),
+        ..machine.volumes()
+    };
+    let failed = set_up(&volumes, &claiming("u1", "Block", named)).await;
+    assert!(failed.unwrap_err().contains("this node has no iscsiadm"));
+    assert_eq!(machine.notes(), 1);
+    remove_all(&machine.path("root"), without()).await.unwrap();
+    assert_eq!(machine.notes(), 0);
+}

@@ -57,8 +57,10 @@ exit 0"#;
 const LOSETUP: &str = r#"
 echo "losetup $*" >> "$D/log"
 case "$1" in
-  -f) mkdir -p "$D/sys/block/loop9/loop"; echo "$2" > "$D/sys/block/loop9/loop/backing_file"; : > "$D/dev/loop9";;
-  -d) rm -r "$D/sys/block/loop9";;
+  -f)
+    n=9; while [ -d "$D/sys/block/loop$n" ]; do n=$((n+1)); done
+    mkdir -p "$D/sys/block/loop$n/loop"; echo "$2" > "$D/sys/block/loop$n/loop/backing_file"; : > "$D/dev/loop$n";;
+  -d) rm -r "$D/sys/block/${2##*/}";;
 esac"#;
 
 const RECORDED: &str = r#"echo "${0##*/} $*" >> "$D/log""#;
@@ -125,6 +127,14 @@ impl Machine {
         }
     }
 
+    /// A cluster of its own on the same machine.
+    fn other_cluster(&self) -> Volumes {
+        Volumes {
+            disks: Disks::new(&self.path("other"), self.host()),
+            ..Volumes::new(&self.path("other"), Arc::new(OneSecret))
+        }
+    }
+
     /// What the tools were asked since the last time.
     fn log(&self) -> Vec<String> {
         let text = std::fs::read_to_string(self.path("log")).unwrap_or_default();
@@ -138,6 +148,28 @@ impl Machine {
 
     fn notes(&self) -> usize {
         std::fs::read_dir(self.path("root/disks")).map_or(0, Iterator::count)
+    }
+
+    /// Has a loop device on a file, which somebody else made. Returns the folder that the kernel shows it by.
+    fn held_by(&self, name: &str, file: &str) -> PathBuf {
+        let shown = self.path("sys/block").join(name);
+        let file = self.path(file).canonicalize().unwrap();
+        std::fs::create_dir_all(shown.join("loop")).unwrap();
+        std::fs::write(shown.join("loop/backing_file"), format!("{}\n", file.display())).unwrap();
+        std::fs::write(self.path("dev").join(name), "").unwrap();
+        shown
+    }
+
+    /// The place of the only disk that is noted.
+    fn place(volumes: &Volumes) -> String {
+        let notes = volumes.disks.notes.lock();
+        assert_eq!(notes.len(), 1);
+        notes.keys().next().cloned().unwrap()
+    }
+
+    /// As when the cluster is deleted.
+    async fn remove_all(&self) -> Result<(), String> {
+        super::remove_all(&self.path("root"), self.host()).await
     }
 
     /// Runs the tool as somebody else would.
