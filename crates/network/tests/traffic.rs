@@ -590,6 +590,7 @@ async fn follows_the_api(config: &ProxyConfig, client: &Pod, a: Ipv4Addr, b: Ipv
     moved["metadata"]["resourceVersion"] = "2".into();
     feed.send(json!({"type": "MODIFIED", "object": moved})).unwrap();
     answers(b).await;
+    stays_while_others_load(&config.table).await;
     // Whatever somebody else does to the rules, they are as they were soon.
     let table = config.table.as_str();
     for change in [
@@ -625,6 +626,32 @@ async fn follows_the_api(config: &ProxyConfig, client: &Pod, a: Ipv4Addr, b: Ipv
     // The rules outlive the loop.
     assert_eq!(client.run(|| ask(CLUSTER_IP, 80)).unwrap().0, b.to_string());
     pods_do_not_reach_the_nodes_loopback(config, client);
+}
+
+/// Somebody else makes a table, as large as another cluster's: more than can be announced. Ours stay what they are; a new one would
+/// have another number.
+async fn stays_while_others_load(table: &str) {
+    let numbers = || {
+        ["ip", "ip6"].map(|family| {
+            let listed = std::process::Command::new("nft")
+                .args(["-a", "-t", "list", "table", family, table])
+                .output();
+            let text = String::from_utf8(listed.unwrap().stdout).unwrap();
+            text.lines().next().unwrap().to_owned()
+        })
+    };
+    let before = numbers();
+    let addresses = (0..40_000u32).map(|number| Ipv4Addr::from(number << 8).to_string());
+    let elements = addresses.collect::<Vec<_>>().join(", ");
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("large");
+    let text =
+        format!("table inet large {{\nset many {{\ntype ipv4_addr\nelements = {{ {elements} }}\n}}\n}}\n");
+    std::fs::write(&file, text).unwrap();
+    assert!(nft(&format!("-f {}", file.display())));
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    assert_eq!(numbers(), before);
+    assert!(nft("delete table inet large"));
 }
 
 /// Node ports answer on the node's 127.0.0.1, for which its bridge routes loopback addresses. A pod that sends packets to

@@ -59,6 +59,21 @@ impl Standing {
         self.shown = None;
     }
 
+    /// Remembers what the kernel shows of rules that were all just made, unless somebody else has changed them meanwhile. Where
+    /// nothing is remembered, announcements that are lost are a reason to make everything anew; that is announced as well, and two
+    /// clusters of one machine would take turns for ever.
+    pub(crate) async fn prime(
+        &mut self,
+        connection: &Connection<Nftables>,
+        tables: &[(Family, &str)],
+        watch: &mut Watch,
+    ) {
+        // Tables that are gone already are in the news.
+        if let Err(error) = self.look(connection, tables, false, Some(watch)).await {
+            tracing::debug!(%error, "cannot look at rules that were just made");
+        }
+    }
+
     /// Looks whether the tables' rules are as they were. Nobody can tell if they were `touched` by somebody else before they
     /// were looked at. It costs one question if no nftables rules at all have changed. `watch` is that of the tables.
     pub(crate) async fn look(
@@ -85,7 +100,7 @@ impl Standing {
         match &self.shown {
             Some(before) if *before != shown => return Ok(Look::Lost),
             // What was seen for the first time may be what somebody else has just made of it.
-            None if watch.is_some_and(Watch::has_news) => return Ok(Look::Same),
+            None if watch.is_some_and(|watch| watch.has_news_of(tables)) => return Ok(Look::Same),
             _ => {}
         }
         self.shown = Some(shown);

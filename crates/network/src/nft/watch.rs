@@ -159,10 +159,20 @@ impl Watch {
         self.has_news();
     }
 
-    /// Whether somebody else has changed one of the tables by now.
-    pub(crate) fn has_news(&mut self) -> bool {
+    /// Whether somebody else has changed one of these tables by now.
+    pub(crate) fn has_news_of(&mut self, tables: &[(Family, &str)]) -> bool {
+        self.has_news();
+        let mut touched = self.tables.iter().zip(&self.touched);
+        touched.any(|((family, name), touched)| {
+            !touched.is_empty() && tables.contains(&(*family, name.as_str()))
+        })
+    }
+
+    /// Whether somebody else has changed any of the tables by now.
+    fn has_news(&mut self) -> bool {
         while let Some(read) = self.connection.socket().try_recv_msg().transpose() {
-            let failed = read.is_err();
+            // What waits is read to its end also when something was lost: until then, the kernel does not say so again.
+            let failed = matches!(&read, Err(error) if error.errno() != Some(libc::ENOBUFS));
             self.note(read);
             if failed {
                 break;
@@ -305,6 +315,7 @@ fn text(mut attributes: &[u8], wanted: u16) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nft::{Look, Standing};
     use nlink::netlink::nftables::{Chain, Set, SetElement, SetKeyType};
 
     fn message(kind: u8, port_id: u32, names: &[&str]) -> Vec<u8> {
@@ -364,9 +375,25 @@ mod tests {
             // SAFETY: only the network namespace changes, and the thread ends with the test.
             unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }.unwrap();
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.unwrap().block_on(in_a_kernel());
+            runtime.unwrap().block_on(async {
+                in_a_kernel().await;
+                rules_are_remembered().await;
+            });
         });
         tried.join().unwrap();
+    }
+
+    fn set_of(table: &str) -> Set {
+        Set::new(table, "set")
+            .family(Family::Inet)
+            .key_type(SetKeyType::Ipv4Addr)
+    }
+
+    /// Elements whose announcements do not fit into the buffer.
+    fn many() -> Vec<SetElement> {
+        (0..40_000u32)
+            .map(|number| SetElement::ipv4(number.into()))
+            .collect()
     }
 
     async fn in_a_kernel() {
@@ -375,11 +402,7 @@ mod tests {
         let mut watch = Watch::open([(Family::Inet, "one"), (Family::Ip, "two")]).unwrap();
         let later = OwnConnection::open().unwrap();
         let other = Connection::<Nftables>::new().unwrap();
-        let set = || {
-            Set::new("one", "set")
-                .family(Family::Inet)
-                .key_type(SetKeyType::Ipv4Addr)
-        };
+        let set = || set_of("one");
         own.add_table("one", Family::Inet).await.unwrap();
         later.add_table("two", Family::Ip).await.unwrap();
         own.add_set(set()).await.unwrap();
@@ -413,9 +436,7 @@ mod tests {
         other.add_set(set()).await.unwrap();
         watch.changed().await;
         watch.take();
-        let elements: Vec<SetElement> = (0..40_000u32)
-            .map(|number| SetElement::ipv4(number.into()))
-            .collect();
+        let elements = many();
         for elements in elements.chunks(200) {
             other.add_set_elements(&set(), elements).await.unwrap();
         }
@@ -426,5 +447,37 @@ mod tests {
             own.del_set_elements(&set(), elements).await.unwrap();
         }
         assert!(tokio::time::timeout(SHORT, watch.changed()).await.is_err());
+    }
+
+    /// Rules that were just made are known: announcements that are lost are no reason to make them again. What somebody else has
+    /// changed before they could be looked at is.
+    async fn rules_are_remembered() {
+        let (own, other) = (
+            OwnConnection::open().unwrap(),
+            Connection::<Nftables>::new().unwrap(),
+        );
+        let mut watch = Watch::open([(Family::Inet, "primed"), (Family::Ip, "beside")]).unwrap();
+        let tables = [(Family::Inet, "primed")];
+        own.add_table("primed", Family::Inet).await.unwrap();
+        // That is another table's.
+        other.add_table("beside", Family::Ip).await.unwrap();
+        let mut standing = Standing::default();
+        standing.prime(&own, &tables, &mut watch).await;
+        other.add_table("others", Family::Inet).await.unwrap();
+        other.add_set(set_of("others")).await.unwrap();
+        for elements in many().chunks(200) {
+            other.add_set_elements(&set_of("others"), elements).await.unwrap();
+        }
+        watch.changed().await;
+        assert_eq!(watch.take(), [Touched::anything(), Touched::anything()]);
+        let look = standing.look(&own, &tables, true, None).await;
+        assert_eq!(look.unwrap(), Look::Same);
+
+        standing.rules_changed();
+        let chain = Chain::new("primed", "chain").unwrap().family(Family::Inet);
+        other.add_chain(chain).await.unwrap();
+        standing.prime(&own, &tables, &mut watch).await;
+        let look = standing.look(&own, &tables, true, None).await;
+        assert_eq!(look.unwrap(), Look::Lost);
     }
 }

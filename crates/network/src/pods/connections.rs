@@ -110,7 +110,7 @@ impl Connections {
     }
 
     /// Makes the table if it is not that of the limit.
-    pub(super) async fn apply(&mut self) -> Result<(), Error> {
+    pub(super) async fn apply(&mut self, watch: &mut Watch) -> Result<(), Error> {
         let wanted = wanted(self.given);
         if self.unsupported || (self.applied == wanted && wanted.is_some()) {
             return Ok(());
@@ -122,8 +122,10 @@ impl Connections {
         match self.load(connections).await {
             Ok(()) => {
                 self.applied = Some(connections);
-                self.standing.rules_changed();
                 self.counted = 0;
+                self.standing.rules_changed();
+                let table = [(FAMILY, self.table.as_str())];
+                self.standing.prime(&self.connection, &table, watch).await;
                 Ok(())
             }
             Err(error) if matches!(error.errno(), Some(libc::ENOENT | libc::EOPNOTSUPP)) => {
@@ -139,16 +141,14 @@ impl Connections {
     }
 
     /// Makes the table again if it is not what it was. `touched` and `watch` are as for the firewall.
-    pub(super) async fn restore(
-        &mut self,
-        touched: &Touched,
-        watch: Option<&mut Watch>,
-    ) -> Result<(), Error> {
+    pub(super) async fn restore(&mut self, touched: &Touched, watch: &mut Watch) -> Result<(), Error> {
         if self.applied.is_none() {
             return Ok(());
         }
         let table = [(FAMILY, self.table.as_str())];
-        let look = self.standing.look(&self.connection, &table, touched.rules, watch);
+        let look = self
+            .standing
+            .look(&self.connection, &table, touched.rules, Some(watch));
         let look = look
             .await
             .map_err(Error::netlink("list the limits of pods' connections"))?;
@@ -158,7 +158,7 @@ impl Connections {
                 "somebody changed the limits of pods' connections; restoring them"
             );
             self.applied = None;
-            self.apply().await?;
+            self.apply(watch).await?;
         }
         Ok(())
     }

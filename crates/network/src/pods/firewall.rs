@@ -81,37 +81,29 @@ impl Firewall {
         })
     }
 
-    /// Compares what somebody else has `touched`, or at times, beside `watch`, the rules alone, with what was applied, and applies
-    /// that again if it is not there any more. Returns whether that was so.
-    pub(super) async fn restore(
-        &mut self,
-        touched: &Touched,
-        watch: Option<&mut Watch>,
-    ) -> Result<bool, Error> {
+    /// Compares the rules, and the elements that somebody else has `touched`, with what was applied, and applies that again if it is
+    /// not there any more. `watch` is that of the table.
+    pub(super) async fn restore(&mut self, touched: &Touched, watch: &mut Watch) -> Result<(), Error> {
         let Some(applied) = self.applied.take() else {
-            return Ok(false);
+            return Ok(());
         };
         let stands = self.stands(&applied, touched, watch).await;
         if stands.map_err(Error::netlink("list the pod network's rules"))? {
             self.applied = Some(applied);
-            return Ok(false);
+            return Ok(());
         }
         tracing::warn!(
             table = self.name,
             "somebody changed the pod network's rules; restoring them"
         );
-        self.apply(&applied).await?;
-        Ok(true)
+        self.apply(&applied, watch).await
     }
 
-    async fn stands(
-        &mut self,
-        applied: &Rules,
-        touched: &Touched,
-        watch: Option<&mut Watch>,
-    ) -> nlink::Result<bool> {
+    async fn stands(&mut self, applied: &Rules, touched: &Touched, watch: &mut Watch) -> nlink::Result<bool> {
         let table = [(FAMILY, self.name.as_str())];
-        let look = self.standing.look(&self.connection, &table, touched.rules, watch);
+        let look = self
+            .standing
+            .look(&self.connection, &table, touched.rules, Some(watch));
         if look.await? == Look::Lost {
             return Ok(false);
         }
@@ -128,7 +120,7 @@ impl Firewall {
     }
 
     /// Replaces the table in one step, if it is not what is wanted.
-    pub(super) async fn apply(&mut self, wanted: &Rules) -> Result<(), Error> {
+    pub(super) async fn apply(&mut self, wanted: &Rules, watch: &mut Watch) -> Result<(), Error> {
         if self.applied.as_ref() == Some(wanted) {
             return Ok(());
         }
@@ -172,8 +164,10 @@ impl Firewall {
             transaction = transaction.add_rule(masqueraded);
         }
         transaction.commit(&self.connection).await.map_err(failed)?;
-        self.standing.rules_changed();
         self.applied = Some(wanted.clone());
+        self.standing.rules_changed();
+        let standing = &mut self.standing;
+        standing.prime(&self.connection, &[(FAMILY, table)], watch).await;
         Ok(())
     }
 

@@ -231,22 +231,23 @@ pub async fn run(config: PodNetworkConfig, client: Client, shutdown: Cancellatio
     verify.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut synced = false;
     let mut retry = Duration::ZERO;
+    // A point in time: rules that change meanwhile, as they do for every pod that comes, must not put it off.
+    let mut retry_at: Option<Instant> = None;
     loop {
         tokio::select! {
             () = shutdown.cancelled() => return Ok(()),
             // Routes to nodes that are only not read yet must not be removed.
             () = nodes.synced(), if !synced => synced = true,
             () = changed.notified(), if synced => tokio::time::sleep(SETTLE).await,
-            () = tokio::time::sleep(retry), if !retry.is_zero() => {}
+            () = tokio::time::sleep_until(retry_at.unwrap_or_else(Instant::now)), if retry_at.is_some() => {}
             _ = verify.tick() => {
                 network.verify();
-                let nothing = vec![Touched::default(); WATCHED];
-                if let Err(error) = network.restore(&nothing, Some(&mut watch)).await {
+                if let Err(error) = network.restore(None, &mut watch).await {
                     tracing::warn!(%error, "cannot look at the pod network's rules");
                 }
             }
             () = watch.changed() => {
-                match network.restore(&watch.take(), None).await {
+                match network.restore(Some(&watch.take()), &mut watch).await {
                     Ok(()) => continue,
                     Err(error) => tracing::warn!(%error, "cannot look at the pod network's rules"),
                 }
@@ -256,10 +257,11 @@ pub async fn run(config: PodNetworkConfig, client: Client, shutdown: Cancellatio
             continue;
         }
         let peers = peers.lock().clone();
-        match network.sync(&peers).await {
-            Ok(()) => retry = Duration::ZERO,
+        match network.sync(&peers, &mut watch).await {
+            Ok(()) => (retry, retry_at) = (Duration::ZERO, None),
             Err(error) => {
                 retry = (retry * 2).clamp(Duration::from_millis(100), MAX_RETRY);
+                retry_at = Some(Instant::now() + retry);
                 tracing::error!(%error, again_in = ?retry, "cannot set up the pod network");
             }
         }
@@ -325,10 +327,12 @@ impl Network {
         self.reach.clear();
     }
 
-    /// Restores what somebody else has changed of the rules: those that are `touched`, or, beside `watch`, any.
-    async fn restore(&mut self, touched: &[Touched], watch: Option<&mut Watch>) -> Result<(), Error> {
-        let all = watch.is_some();
-        let [firewall, limits, guards, host_ports @ ..] = touched else {
+    /// Restores what somebody else has changed of the rules: those that are `touched`, or any, if that is `None`. What cannot be
+    /// looked at keeps nothing else from being restored: nobody says again that it was touched.
+    async fn restore(&mut self, touched: Option<&[Touched]>, watch: &mut Watch) -> Result<(), Error> {
+        let all = touched.is_none();
+        let nothing: [Touched; WATCHED] = Default::default();
+        let [firewall, limits, guards, host_ports @ ..] = touched.unwrap_or(&nothing) else {
             return Ok(());
         };
         if all || !guards.is_empty() {
@@ -337,17 +341,17 @@ impl Network {
         if all || host_ports.iter().any(|touched| !touched.is_empty()) {
             self.restore_host_ports().await;
         }
-        let mut watch = watch;
+        let mut restored = Ok(());
         if all || !firewall.is_empty() {
-            self.firewall.restore(firewall, watch.as_deref_mut()).await?;
+            restored = self.firewall.restore(firewall, watch).await;
         }
         if all {
             self.connections.report().await;
         }
         if all || !limits.is_empty() {
-            self.connections.restore(limits, watch).await?;
+            restored = restored.and(self.connections.restore(limits, watch).await);
         }
-        Ok(())
+        restored
     }
 
     /// Whoever reloads the host's firewall may flush the guards of the pods' interfaces, too.
@@ -374,7 +378,7 @@ impl Network {
         }
     }
 
-    async fn sync(&mut self, peers: &Peers) -> Result<(), Error> {
+    async fn sync(&mut self, peers: &Peers, watch: &mut Watch) -> Result<(), Error> {
         let Some(own) = peers.get(&self.config.node_name) else {
             return Ok(());
         };
@@ -396,8 +400,8 @@ impl Network {
             self.bridge = Some(wanted);
             self.bridge_stands = true;
         }
-        self.firewall.apply(&plan.firewall).await?;
-        self.connections.apply().await?;
+        self.firewall.apply(&plan.firewall, watch).await?;
+        self.connections.apply(watch).await?;
         // From now on the runtime can give pods a network: this is what the node's readiness waits for.
         conf::write(&self.config, &plan)?;
         // A tunnel that cannot be made must not keep packets from taking direct routes.
@@ -460,6 +464,8 @@ impl Network {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use nlink::netlink::nftables::NFT_TABLE_F_OWNER;
+    use nlink::netlink::{Connection, Nftables};
 
     #[test]
     fn clusters_have_their_own_virtual_networks() {
@@ -487,5 +493,56 @@ mod tests {
         }
         assert!("sideways".parse::<Mode>().is_err());
         assert_eq!("wireguard".parse(), Ok(Mode::WireGuard));
+    }
+
+    /// A table that cannot be restored does not keep another one from coming back.
+    #[test]
+    fn each_table_is_restored() {
+        if !rustix::process::geteuid().is_root() {
+            return;
+        }
+        let tried = std::thread::spawn(|| {
+            // SAFETY: only the network namespace changes, and the thread ends with the test.
+            unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }.unwrap();
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+            runtime.unwrap().block_on(in_a_kernel());
+        });
+        tried.join().unwrap();
+    }
+
+    async fn in_a_kernel() {
+        let mut config = plan::tests::config(&["10.244.0.0/16"], Mode::Auto);
+        config.connection_limit = Some(100);
+        let (rules, limits) = (config.table.clone(), connections::table_of(&config.network));
+        let api = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+            Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
+        });
+        let mut watch = config.watch().unwrap();
+        let mut network = Network::open(config, skiff_client::in_process(api, "default")).unwrap();
+        let wanted = firewall::Rules {
+            bridge: "skiff0".into(),
+            tunnels: Vec::new(),
+            own: vec!["10.244.0.0/24".parse().unwrap()],
+            cluster: vec!["10.244.0.0/16".parse().unwrap()],
+            nodes: Default::default(),
+            vni: 1,
+            vxlan_port: VXLAN_PORT,
+            wireguard_port: 51820,
+        };
+        network.firewall.apply(&wanted, &mut watch).await.unwrap();
+        network.connections.apply(&mut watch).await.unwrap();
+        let other = Connection::<Nftables>::new().unwrap();
+        for table in [&rules, &limits] {
+            other.del_table(table.as_str(), Family::Inet).await.unwrap();
+        }
+        // What is a socket's own can be changed by nobody else.
+        let owned = other.add_table_with_flags(rules.as_str(), Family::Inet, NFT_TABLE_F_OWNER);
+        owned.await.unwrap();
+        watch.changed().await;
+        let touched = watch.take();
+        let restored = network.restore(Some(&touched), &mut watch).await;
+        assert!(restored.is_err(), "the rules are somebody else's");
+        let tables = other.list_tables_in(Family::Inet).await.unwrap();
+        assert!(tables.iter().any(|table| table.name == limits), "{tables:?}");
     }
 }

@@ -8,8 +8,9 @@ use super::table::{FAMILY, Table, nft_element};
 use super::{Error, PolicyConfig};
 use crate::nft::{Elements, Look, Touched, Watch, element_of, elements_of};
 
-/// Sets that are compared one by one: the kernel lists all sets for each. For more the table is made anew.
-const MAX_COMPARED: usize = 64;
+/// Sets that are compared one by one: the kernel lists all sets for each. For more the table is made anew. That is announced in turn,
+/// and another cluster of the machine that loses announcements by it may do the same.
+const MAX_COMPARED: usize = 512;
 
 impl Table {
     /// Reports what others change of the table.
@@ -47,6 +48,14 @@ impl Table {
         }
         self.standing = Some(standing);
         Ok(true)
+    }
+
+    /// Remembers the rules right after the whole table was made (`Standing::prime`).
+    pub(super) async fn prime(&mut self, watch: &mut Watch) {
+        if let Some(standing) = &mut self.standing {
+            let table = [(FAMILY, self.name.as_str())];
+            standing.prime(&self.connection, &table, watch).await;
+        }
     }
 
     async fn differing_set(

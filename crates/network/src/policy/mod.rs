@@ -112,7 +112,7 @@ pub async fn run(config: PolicyConfig, client: Client, shutdown: CancellationTok
     verify.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut retry = Duration::ZERO;
     loop {
-        match sync(&shared, &mut table).await {
+        match sync(&shared, &mut table, &mut watch).await {
             Ok(()) => {
                 retry = Duration::ZERO;
                 if gate.is_none() {
@@ -162,14 +162,15 @@ impl Drop for AbortOnDrop {
 }
 
 /// Brings what has changed into the kernel.
-async fn sync(shared: &Shared, table: &mut Table) -> Result<(), Error> {
+async fn sync(shared: &Shared, table: &mut Table, watch: &mut Watch) -> Result<(), Error> {
     let start = Instant::now();
+    let loads = !table.stands();
     let (delta, all, count, numbers) = {
         let mut compiler = shared.compiler.lock();
         let delta = compiler.compile();
-        let all: Vec<_> = match table.stands() {
-            true => Vec::new(),
-            false => compiler.elements().collect(),
+        let all: Vec<_> = match loads {
+            true => compiler.elements().collect(),
+            false => Vec::new(),
         };
         (delta, all, *shared.told.borrow(), compiler.counts())
     };
@@ -177,6 +178,9 @@ async fn sync(shared: &Shared, table: &mut Table) -> Result<(), Error> {
     let (removed, added) = (delta.removed.len(), delta.added.len());
     table.apply(&delta, all.into_iter()).await?;
     shared.in_force.send_replace(count);
+    if loads {
+        table.prime(watch).await;
+    }
     if removed + added > 0 {
         let (isolations, identities) = numbers;
         tracing::debug!(removed, added, isolations, identities, ?compiled, total = ?start.elapsed(), "policies applied");

@@ -814,6 +814,21 @@ mod tests {
                 .await
                 .unwrap();
         }
+        // A hundred isolations have four sets each, and those are compared as well.
+        let isolations = (100..200).map(|id| (Element::Isolation(egress, id), 0));
+        let many: Vec<(Element, u32)> = there.into_iter().chain(isolations).collect();
+        table.standing = None;
+        table
+            .apply(&Delta::default(), many.clone().into_iter())
+            .await
+            .unwrap();
+        let all = Touched {
+            all_sets: true,
+            ..Touched::default()
+        };
+        let start = std::time::Instant::now();
+        assert!(table.is_as_wanted(&all, None, || many).await.unwrap());
+        println!("compared all sets within {:?}", start.elapsed());
         table
             .connection
             .del_table(config.table.as_str(), FAMILY)

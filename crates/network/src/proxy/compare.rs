@@ -77,18 +77,23 @@ impl Table {
         self.look_at_elements(wanted, is_touched).await
     }
 
+    /// Remembers the rules right after all were loaded (`Standing::prime`).
+    pub(super) async fn prime(&mut self, watch: &mut Watch) {
+        let names = self.names();
+        if let Some(loaded) = &mut self.stands {
+            let standing = &mut loaded.standing;
+            standing.prime(&self.connection, &borrowed(&names), watch).await;
+        }
+    }
+
     async fn look_at_rules(&mut self, touched: bool, watch: Option<&mut Watch>) -> Result<bool, Error> {
         let names = self.names();
         let Some(loaded) = &mut self.stands else {
             return Ok(true);
         };
-        let names: Vec<(Family, &str)> = names
-            .iter()
-            .map(|(family, name)| (*family, name.as_str()))
-            .collect();
         let look = loaded
             .standing
-            .look(&self.connection, &names, touched, watch)
+            .look(&self.connection, &borrowed(&names), touched, watch)
             .await?;
         loaded.unsure |= look == Look::Same;
         let missing = loaded
@@ -161,4 +166,9 @@ impl Table {
         );
         self.doubt();
     }
+}
+
+fn borrowed(names: &[(Family, String)]) -> Vec<(Family, &str)> {
+    let names = names.iter();
+    names.map(|(family, name)| (*family, name.as_str())).collect()
 }

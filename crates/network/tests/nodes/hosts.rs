@@ -167,6 +167,27 @@ impl Host {
         println!("restored {:?} after: nft {change}", start.elapsed());
     }
 
+    /// Somebody else makes a table, as large as another cluster's: more than can be announced. Ours stay what they are; a new one
+    /// would have another number.
+    pub(crate) fn leaves_in_place(&self, tables: &[&str]) {
+        let numbers = || -> Vec<String> {
+            let listed = tables
+                .iter()
+                .map(|table| self.command("nft", &format!("-a -t list table {table}")));
+            listed
+                .map(|text| text.lines().next().unwrap().to_owned())
+                .collect()
+        };
+        let before = numbers();
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("large");
+        std::fs::write(&file, large_table()).unwrap();
+        self.command("nft", &format!("-f {}", file.display()));
+        std::thread::sleep(Duration::from_secs(2));
+        assert_eq!(numbers(), before);
+        self.command("nft", "delete table inet large");
+    }
+
     /// The command that deletes the last rule of a chain.
     pub(crate) fn deletion_of_last_rule(&self, chain: &str) -> String {
         let listed = self.command("nft", &format!("-a list chain {chain}"));
@@ -199,6 +220,14 @@ impl Host {
         let (path, value) = (format!("/proc/sys/net/{name}"), value.to_owned());
         self.run(async move { std::fs::write(path, value).unwrap() });
     }
+}
+
+/// For `nft -f`: elements whose announcements do not fit into what waits to be read.
+fn large_table() -> String {
+    let addresses = (0..40_000u32).map(|number| std::net::Ipv4Addr::from(number << 8).to_string());
+    let addresses: Vec<String> = addresses.collect();
+    let elements = addresses.join(", ");
+    format!("table inet large {{\nset many {{\ntype ipv4_addr\nelements = {{ {elements} }}\n}}\n}}\n")
 }
 
 /// Runs `job` in a thread in the namespace.

@@ -10,7 +10,7 @@ mod hosts;
 use std::io::{Read, Write};
 use std::net::{IpAddr, TcpStream, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hosts::{ApiServer, Host, Machine, Pod, Received, ask, eventually, inside, serve};
 use serde_json::Value;
@@ -216,9 +216,38 @@ fn main() {
         assert_eq!(machine.routes(), "");
         assert_eq!(machine.host.command("nft", "list tables"), "");
     }
+    retries_while_rules_change(&api);
     println!("nodes: ok");
     // Threads of the namespaces wait for work for ever.
     std::process::exit(0);
+}
+
+/// What failed is tried again soon, also while others change rules all the time.
+fn retries_while_rules_change(api: &ApiServer) {
+    const SOON: Duration = Duration::from_secs(10);
+    api.delete_node("a");
+    let mut machine = Machine::new("d", Host::new(), api);
+    // A file in the place of a folder: the last step fails.
+    let folder = machine.config.cni_conf_dir.clone();
+    std::fs::write(&folder, "").unwrap();
+    machine.start();
+    api.add_node("d", &["192.0.2.77", "2001:db8:1::77"]);
+    eventually("the rules of d", || {
+        let tables = machine.host.command("nft", "list tables");
+        tables.contains("skiff-test-pods").then_some(())
+    });
+    // The pause between two attempts grows to more than that between two changes.
+    std::thread::sleep(Duration::from_secs(2));
+    std::fs::remove_file(&folder).unwrap();
+    let start = Instant::now();
+    while !machine.is_ready() {
+        assert!(start.elapsed() < SOON, "not ready within {SOON:?}");
+        machine.host.command("nft", "add table netdev skiff0");
+        machine.host.command("nft", "delete table netdev skiff0");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    println!("nodes: tried again after {:?}", start.elapsed());
+    machine.kill();
 }
 
 fn address(host: &Host, device: &str, addresses: &[&str]) {
@@ -333,6 +362,7 @@ fn others_hands(host: &Host) {
     for _ in 0..3 {
         host.restores("flush ruleset");
     }
+    host.leaves_in_place(&[pods, "inet skiff-test-connections"]);
 }
 
 /// Outside of the cluster, a pod is seen under its node's address.

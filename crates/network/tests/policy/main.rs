@@ -616,6 +616,7 @@ fn others_hands(play: &mut Play) {
         };
         host.restores(&change);
     }
+    host.leaves_in_place(&[&format!("inet {table}")]);
     play.check("after others changed the rules");
 }
 
