@@ -1,5 +1,6 @@
 //! `skiff down --delete`: everything that a cluster made on this machine, taken away again. Each step is tried
-//! even if an earlier one failed; what could not be removed is named at the end.
+//! even if an earlier one failed, but that volumes are not taken from containers that are left; what could not be removed
+//! is named at the end.
 
 use crate::cluster::{Cluster, remove_if_there};
 use anyhow::{Context, Result, bail};
@@ -17,19 +18,22 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
     };
     let mut failures: Vec<String> = Vec::new();
     let mut attempt = |what: &str, result: Result<()>| {
+        let succeeded = result.is_ok();
         if let Err(error) = result {
             failures.push(format!("{what}: {error:#}"));
         }
+        succeeded
     };
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()?;
     runtime.block_on(async {
+        let mut are_gone = true;
         if let Some(endpoint) = cluster.remembered_runtime() {
-            attempt("pods", remove_foreign_pods(&endpoint, cluster).await);
+            are_gone &= attempt("pods", remove_foreign_pods(&endpoint, cluster).await);
         }
-        attempt(
+        are_gone &= attempt(
             "containers",
             async { Ok(skiff_runtime::cleanup(cluster.runtime_config()?).await?) }.await,
         );
@@ -53,6 +57,9 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
             }
             .await,
         );
+        if are_gone {
+            attempt("volumes", remove_volumes(cluster).await);
+        }
     });
     runtime.shutdown_background();
     attempt(
@@ -60,8 +67,6 @@ pub fn delete(cluster: &Cluster) -> Result<()> {
         skiff_sockets::close(&cluster.listening_sockets()).map_err(Into::into),
     );
     attempt("CNI configuration", cluster.remove_published());
-    // Volumes of pods; the runtime has taken down its own mounts.
-    attempt("mounts", cluster.remove_kubelet_root());
     attempt("cgroups", remove_cgroups(&cluster.cgroup()));
     for path in kubeconfig::paths() {
         if path.exists() {
@@ -132,6 +137,14 @@ async fn remove_foreign_pods(endpoint: &str, cluster: &Cluster) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Volumes of pods, and the disks that came for them; the runtime has taken down its own mounts. The files go last: with a disk left,
+/// they say what is to be done the next time.
+async fn remove_volumes(cluster: &Cluster) -> Result<()> {
+    let removed = skiff_node::remove_disks(&cluster.kubelet_root()).await;
+    removed.map_err(anyhow::Error::msg)?;
+    cluster.remove_kubelet_root()
 }
 
 /// Removes the cluster's cgroup in every hierarchy.
@@ -276,6 +289,36 @@ mod tests {
         remove_data(&link).unwrap();
         assert!(dir.exists() && fs::read_dir(&dir).unwrap().count() == 0);
     }
+
+    /// What is noted of disks goes with them. Of an earlier boot nothing else is left of them.
+    #[tokio::test]
+    async fn volumes_go_with_the_notes_of_their_disks() {
+        let dir = tempfile::tempdir().unwrap();
+        let cluster = Cluster {
+            name: "one".to_owned(),
+            slot: 0,
+            data_dir: dir.path().join("data"),
+            bind: "127.0.0.1:0".parse().unwrap(),
+            kubelet_port: 0,
+            pod_cidr: String::new(),
+            service_cidr: String::new(),
+            agent: false,
+            etcd: None,
+        };
+        fs::create_dir_all(&cluster.data_dir).unwrap();
+        let root = dir.path().join("root");
+        cluster.take_kubelet_root(Some(&root)).unwrap();
+        let note = root.join("disks/x.json");
+        fs::create_dir_all(root.join("disks")).unwrap();
+        fs::create_dir_all(root.join("pods/u1")).unwrap();
+        let text = r#"{"source":{"local":{"volume":"pv","device":"/dev/x"}},"block":true,"users":["u1"],"held":"/dev/x","boot":"earlier"}"#;
+        fs::write(&note, text).unwrap();
+        remove_volumes(&cluster).await.unwrap();
+        assert!(!root.exists());
+        // There may have been none.
+        remove_volumes(&cluster).await.unwrap();
+    }
+
     /// A data directory on a disk of its own is emptied, and neither unmounted nor taken for deleted.
     #[test]
     fn a_data_directory_that_is_a_mount_point_is_emptied() {

@@ -14,6 +14,7 @@ const OWNER: &str = ".skiff-owner";
 const OURS: &[&str] = &[
     "checkpoints",
     "device-plugins",
+    "disks",
     "image_manager",
     "plugins",
     "plugins_registry",
