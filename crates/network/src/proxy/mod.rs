@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Service};
+use parking_lot::Mutex;
 use skiff_client::{Change, Client, EventRecorder, InformerFactory};
 use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
@@ -128,6 +129,7 @@ pub async fn run(
     let families = config.networks().families();
     let told = Arc::new(Told {
         inbox: Inbox::default(),
+        together: Mutex::default(),
         marks: Marks::default(),
         health: Health::new(&families, metrics.clone()),
         metrics: metrics.clone(),
@@ -163,6 +165,9 @@ pub async fn run(
 /// What informers tell of.
 struct Told {
     inbox: Inbox,
+    /// Held while a change is put into both, and while both are read: the mark of a change belongs to the round that
+    /// brings it into the kernel, because a round that brings nothing reports nothing. Taken before the inbox' lock.
+    together: Mutex<()>,
     marks: Marks,
     health: Arc<Health>,
     metrics: Arc<Metrics>,
@@ -182,6 +187,7 @@ async fn follow(factory: &InformerFactory, node: &str, told: &Arc<Told>) {
     let to = told.clone();
     services.subscribe(move |change| {
         let service = change.object();
+        let _together = to.together.lock();
         to.marks.noticed(&**service, service.metadata.name.clone());
         to.queued(false);
         let facts = present(change).map(ServiceFacts::of);
@@ -191,6 +197,7 @@ async fn follow(factory: &InformerFactory, node: &str, told: &Arc<Told>) {
     let to = told.clone();
     slices.subscribe(move |change| {
         let slice = change.object();
+        let _together = to.together.lock();
         to.marks.noticed(&**slice, slice.service().map(str::to_owned));
         to.queued(true);
         if let Change::Applied { old: Some(old), .. } = change
@@ -307,9 +314,11 @@ impl Proxy {
     async fn sync(&mut self, stale: &Stale, watch: &mut Watch) -> Result<(), Error> {
         let start = Instant::now();
         let told = self.told.clone();
-        let round = told.marks.begin();
         told.metrics.begin();
-        let news = told.inbox.empty_into(&mut self.index);
+        let (round, news) = {
+            let _together = told.together.lock();
+            (told.marks.begin(), told.inbox.empty_into(&mut self.index))
+        };
         let mut delta = self.index.compile();
         let compiled = start.elapsed();
         for (service, message) in std::mem::take(&mut delta.refusals) {
