@@ -51,7 +51,7 @@ unit:
 # The example once more with the oldest client that is promised to work, Debian's kubectl 1.20.
 e2e:
 	sh tools/cargo-test.sh --package skiff --test '*' -- --test-threads=3
-	SKIFF_TEST_KUBECTL=$$(sh tools/debian-kubectl.sh) $(CARGO) test --package skiff --test example
+	SKIFF_TEST_KUBECTL=$$(sh tools/debian-kubectl.sh) sh tools/cargo-test.sh --package skiff --test example
 
 ## conformance: the official end-to-end suite on NODES=1 machines (namespaces); takes FOCUS=regex, SKIP=regex and PARALLEL=n, and needs Go
 conformance: build
