@@ -8,7 +8,7 @@ RELEASE := target/$(TRIPLE)/release/skiff
 BUILD_PACKAGES := gcc g++ make cmake libc6-dev
 # What the tests need: the real parts they claim to work with.
 TEST_PACKAGES  := etcd-server containerd runc containernetworking-plugins docker-registry \
-                  skopeo busybox-static criu curl dbus-daemon iproute2 nftables util-linux procps strace openssl
+                  skopeo busybox-static criu curl dbus-daemon e2fsprogs iproute2 nftables util-linux procps strace openssl
 
 # What the stand-ins for the conformance suite's images are made of.
 IMAGE_PACKAGES := busybox-static bash nginx-light perl-base bind9-dnsutils bind9-host curl netcat-openbsd iproute2 \
