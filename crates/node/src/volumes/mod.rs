@@ -343,7 +343,12 @@ impl Volumes {
         for (folder, path) in volumes_in(&pod_dir.join("volumes")) {
             let torn_down = match volume_type::by_folder(&folder) {
                 Some(plugin) => {
-                    let (driver, began) = (csi::driver_at(&path), Instant::now());
+                    let (place, began) = (path.clone(), Instant::now());
+                    // In volumes of other types the files are the pod's: a pipe, or a link, or of a server that hangs.
+                    let driver = match plugin.name() {
+                        "csi" => blocking(move || csi::driver_at(&place)).await,
+                        _ => None,
+                    };
                     let torn_down = plugin.tear_down(self, uid, &path).await;
                     let succeeded = torn_down.is_ok();
                     self.count(

@@ -178,6 +178,34 @@ async fn removal_spares_what_was_mounted() {
     assert!(!real.join("pods/u1").exists());
 }
 
+/// A pipe would hold whoever opens it until somebody writes.
+#[tokio::test]
+async fn files_of_a_pod_are_not_opened_when_it_ends() {
+    use rustix::fs::{CWD, FileType, Mode, OFlags, mknodat, open};
+    use std::sync::atomic::{AtomicBool, Ordering};
+    let dir = tempfile::tempdir().unwrap();
+    let volumes = volumes(dir.path(), Arc::new(Scripted::default()));
+    let pod = pod(json!([{"name": "e", "emptyDir": {}}]));
+    let mounted = volumes.set_up(&pod, &NodeFacts::default()).await.unwrap();
+    let pipe = mounted["e"].path.join("vol_data.json");
+    mknodat(CWD, &pipe, FileType::Fifo, Mode::RWXU, 0).unwrap();
+    let is_over = Arc::new(AtomicBool::new(false));
+    let over = is_over.clone();
+    // It can be opened when there is a reader, who is then set free.
+    let watch = std::thread::spawn(move || {
+        while !over.load(Ordering::SeqCst) {
+            if open(&pipe, OFlags::WRONLY | OFlags::NONBLOCK, Mode::empty()).is_ok() {
+                return true;
+            }
+            std::thread::yield_now();
+        }
+        false
+    });
+    volumes.tear_down("u1").await.unwrap();
+    is_over.store(true, Ordering::SeqCst);
+    assert!(!watch.join().unwrap(), "a pod's file was opened");
+}
+
 /// What a container did to the modes of its files is not undone by the next look at the pod.
 #[tokio::test]
 async fn an_empty_dir_is_given_to_its_group_once() {
