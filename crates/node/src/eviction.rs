@@ -36,8 +36,9 @@ pub(crate) struct Usage {
 
 impl Usage {
     pub(crate) fn total(&self) -> u64 {
-        let named: u64 = self.volumes.values().chain(self.containers.values()).sum();
-        named.saturating_add(self.rest)
+        // What cannot be measured counts as more than any limit.
+        let named = self.volumes.values().chain(self.containers.values());
+        named.fold(self.rest, |sum, used| sum.saturating_add(*used))
     }
 }
 
@@ -173,14 +174,15 @@ impl Kubelet {
         };
         for (name, used) in files.ephemeral_volumes() {
             usage.volumes.insert(name.to_owned(), used.bytes);
-            usage.inodes += used.inodes;
+            usage.inodes = usage.inodes.saturating_add(used.inodes);
         }
         let main: Vec<&str> = containers(pod).map(|one| one.name.as_str()).collect();
         for (name, used) in files.logs {
             // Of other containers those count that run: the runtime has told what they wrote.
             if main.contains(&name.as_str()) || usage.containers.contains_key(&name) {
-                *usage.containers.entry(name).or_default() += used.bytes;
-                usage.inodes += used.inodes;
+                let written = usage.containers.entry(name).or_default();
+                *written = written.saturating_add(used.bytes);
+                usage.inodes = usage.inodes.saturating_add(used.inodes);
             }
         }
         usage
@@ -204,7 +206,8 @@ fn writable_layers(stats: &[v1::ContainerStats], uid: &str) -> BTreeMap<String, 
             .writable_layer
             .as_ref()
             .and_then(|layer| layer.used_bytes.as_ref());
-        *layers.entry(name.clone()).or_default() += used.map_or(0, |used| used.value);
+        let written: &mut u64 = layers.entry(name.clone()).or_default();
+        *written = written.saturating_add(used.map_or(0, |used| used.value));
     }
     layers
 }
@@ -228,6 +231,19 @@ mod tests {
         };
         let found = over_limit(&pod, &usage).map(|(_, message)| message);
         assert_eq!(found.as_deref(), expected, "{spec}");
+    }
+
+    #[test]
+    fn what_cannot_be_measured_is_more_than_any_limit() {
+        let unmeasurable = u64::MAX >> 1;
+        let resources = json!({"limits": {"ephemeral-storage": "1Mi"}});
+        let volumes = json!([{"name": "a", "emptyDir": {}}, {"name": "b", "emptyDir": {}}]);
+        check(
+            json!({"containers": [{"name": "c", "resources": resources}], "volumes": volumes}),
+            &[("a", unmeasurable), ("b", unmeasurable)],
+            &[("c", 8192)],
+            Some("Pod ephemeral local storage usage exceeds the total limit of containers 1Mi. "),
+        );
     }
 
     #[test]

@@ -30,7 +30,7 @@ impl From<&PodUsage> for Usage {
         let layers = pod.containers.iter().map(|one| one.writable_layer.as_ref());
         let inodes = layers
             .filter_map(|layer| bytes(&layer?.inodes_used))
-            .reduce(|a, b| a + b);
+            .reduce(i64::saturating_add);
         Usage {
             memory: working_set(&pod.memory),
             disk: None,
