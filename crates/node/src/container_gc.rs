@@ -111,6 +111,13 @@ pub(crate) fn choose(
     chosen
 }
 
+/// Whether the API has the pod's end too. Until then its containers are all by which another life of the node knows that it
+/// must not run again.
+fn is_reported(state: &PodState) -> bool {
+    let is_over = |pod: Arc<k8s_openapi::api::core::v1::Pod>| crate::status::is_terminal(pod.status.as_ref());
+    state.is_deleted() || state.api_pod().is_none_or(is_over)
+}
+
 impl Kubelet {
     /// Removes the containers that the policy does not keep; `everything`: the disk is short.
     pub async fn collect_containers(&self, everything: bool) {
@@ -119,7 +126,7 @@ impl Kubelet {
             .iter()
             .map(|state| Candidate {
                 observed: state.observed(),
-                is_ended: state.is_torn_down(),
+                is_ended: state.is_torn_down() && is_reported(state),
             })
             .collect();
         let policy = &self.config.container_gc;
