@@ -19,6 +19,8 @@ use sessions::{Session, same_portal, sessions_with};
 const ENOUGH_PATHS: usize = 2;
 const FEW_ATTEMPTS: u32 = 2;
 const MAX_ATTEMPTS: u32 = 5;
+/// After this no other portal is tried. Others wait for the target meanwhile, and so does the end of the pod.
+const MAX_SEARCH: std::time::Duration = std::time::Duration::from_secs(300);
 /// What `iscsiadm` ends with: there is such a session, there is none, there is nothing of that name.
 const SESSION_EXISTS: i32 = 15;
 const NO_SESSION: i32 = 2;
@@ -88,9 +90,10 @@ async fn attach_by_all(
     }
     let mut found: BTreeMap<&str, PathBuf> = BTreeMap::new();
     let mut last_error = String::new();
+    let began = tokio::time::Instant::now();
     for attempt in 1..=MAX_ATTEMPTS {
         for portal in &target.portals {
-            if found.contains_key(portal.as_str()) {
+            if found.contains_key(portal.as_str()) || began.elapsed() >= MAX_SEARCH {
                 continue;
             }
             match by_portal(disks, place, target, chap, portal, &transport).await {
