@@ -132,7 +132,10 @@ impl Connection {
                 {
                     return Ok(message);
                 }
-                if message.kind == Kind::Signal || message.kind == Kind::Call {
+                // A signal to this connection alone is not what a match rule asked for. Anybody can send those, and they must not
+                // push others out.
+                let is_signal = message.kind == Kind::Signal && message.destination.is_none();
+                if is_signal || message.kind == Kind::Call {
                     if self.waiting.len() >= MAX_WAITING {
                         self.waiting.pop_front();
                     }
