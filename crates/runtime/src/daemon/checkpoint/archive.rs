@@ -15,8 +15,8 @@ use std::time::Instant;
 use tar::{Builder, EntryType, Header};
 
 const STATS: &str = "stats-dump";
-/// The archive, and the layer of changed files that goes into it, may each take one part of this many of what the disk has free.
-const DISK_SHARE: u64 = 4;
+/// CRIU's images, the archive, and the layer of changed files that goes into it, may each take one part of this many of what the disk has free.
+pub(super) const DISK_SHARE: u64 = 4;
 
 /// Where the archive goes: a folder that is held open, and a name in it.
 pub(super) struct Destination {

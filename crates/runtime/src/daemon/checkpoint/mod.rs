@@ -23,8 +23,9 @@ use tonic::Status;
 
 /// Where CRI leaves the choice to the runtime. Less than the kubelet waits, so that it hears why.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(100);
-/// What is read of CRIU's log for an error.
+/// What is read of CRIU's log for an error, and how many errors are shown.
 const MAX_LOG: u64 = 16 * 1024 * 1024;
+const SHOWN_ERRORS: usize = 3;
 pub(super) const DUMP_LOG: &str = "dump.log";
 const STDERR: &str = "stderr";
 const IMAGES: &str = "images";
@@ -89,6 +90,23 @@ impl FirstProcess {
     }
 }
 
+/// CRIU writes all memory to the disk, and takes no limit.
+fn must_fit(directory: &Path, record: &ContainerRecord) -> Result<(), Status> {
+    let disk = rustix::fs::statvfs(directory)
+        .map_err(|error| internal("look at the checkpoint's disk")(error.into()))?;
+    let share = disk.f_bavail.saturating_mul(disk.f_frsize) / archive::DISK_SHARE;
+    let cgroup = Cgroup::new(&record.cgroup).map_err(internal("cgroup"))?;
+    let used = cgroup
+        .memory()
+        .map_or(0, |memory| memory.rss.saturating_add(memory.swap));
+    match used > share {
+        true => Err(Status::failed_precondition(format!(
+            "the container has {used} bytes of memory, and a checkpoint may take {share} bytes of the disk"
+        ))),
+        false => Ok(()),
+    }
+}
+
 impl Daemon {
     pub(super) async fn checkpoint_container(
         self: &Arc<Self>,
@@ -126,6 +144,7 @@ impl Daemon {
         let process = FirstProcess::of(&container, &record)?;
         let workspace = Workspace::make(&self.config.checkpoints(), &record.id)
             .map_err(internal("make the checkpoint's directory"))?;
+        must_fit(&workspace.0, &record)?;
         dump(&criu, &workspace.0, &process, &specification, deadline, timeout).await?;
         process.must_live()?;
 
@@ -285,6 +304,9 @@ fn describe(log: &str) -> String {
             continue;
         }
         errors.push(message);
+        if errors.len() == SHOWN_ERRORS {
+            break;
+        }
     }
     if errors.is_empty() {
         // Before CRIU has a log it speaks in other forms.
@@ -293,7 +315,6 @@ fn describe(log: &str) -> String {
     if errors.is_empty() {
         return "it gave no reason".into();
     }
-    errors.truncate(3);
     let errors = errors.join("; ");
     let hint = if errors.contains("--network-lock") || errors.contains("vDSO area bounds") {
         " (this criu is too old: 3.19 or newer is needed, with Linux 6.13 or newer it is 4.1)"
