@@ -253,10 +253,14 @@ impl Compiler<'_> {
                     redirect: Some(redirect.clone()),
                     ..Features::default()
                 }));
-                if !compiled.table.set_root(host.clone(), root) {
+                let is_of_another = compiled.table.matching(&host, "/").any(|path| {
+                    let owner = routes.owners.get(&(host.clone(), path.key()));
+                    owner.is_some_and(|owner| owner != namespace)
+                });
+                if is_of_another || !compiled.table.set_root(host.clone(), root) {
                     problems.push(Problem {
                         reason: "RouteTaken",
-                        message: format!("an older Ingress has the app-root of host {host_name}"),
+                        message: format!("an older Ingress has / or the app-root of host {host_name}"),
                     });
                 }
             }
@@ -301,7 +305,7 @@ impl Compiler<'_> {
         }
         let Some(default) = default else { return };
         let everything =
-            |host: &HostMatch, features: &mut FeatureCache| match routes.regex_hosts.contains(host) {
+            |host: &HostMatch, features: &mut FeatureCache| match routes.has_regexes(host, namespace) {
                 true => features
                     .regex(namespace, "/")
                     .map_or(PathMatch::prefix("/"), PathMatch::Regex),
@@ -332,7 +336,7 @@ impl Compiler<'_> {
         routes: &Routes,
     ) -> Result<PathMatch, String> {
         let text = path_text(path);
-        if routes.regex_hosts.contains(host) {
+        if routes.has_regexes(host, namespace) {
             return self.features.regex(namespace, text).map(PathMatch::Regex);
         }
         // Without a type of its own, `ImplementationSpecific` is a prefix here.
@@ -421,10 +425,17 @@ impl Compiler<'_> {
 
 /// What the compiler knows of the routes beside the table.
 struct Routes {
-    /// Where all paths are expressions, because one is, as with ingress-nginx.
-    regex_hosts: HashSet<HostMatch>,
+    /// Where all paths of a namespace are expressions, because one is. With ingress-nginx those of other namespaces would become
+    /// expressions too, and match more than their authors wrote.
+    regex_hosts: HashSet<(HostMatch, String)>,
     /// The namespace of the Ingress that has a path of a host.
     owners: HashMap<(HostMatch, PathKey), String>,
+}
+
+impl Routes {
+    fn has_regexes(&self, host: &HostMatch, namespace: &str) -> bool {
+        self.regex_hosts.contains(&(host.clone(), namespace.to_owned()))
+    }
 }
 
 /// What an expression that cannot be used could match.
@@ -442,14 +453,15 @@ fn path_text(path: &HTTPIngressPath) -> &str {
         .unwrap_or("/")
 }
 
-/// The hosts of which an Ingress has expressions or rewrites.
-fn regex_hosts(ingresses: &[Arc<Ingress>], asked: &[Annotations]) -> HashSet<HostMatch> {
+/// The hosts of which an Ingress has expressions or rewrites, each with the Ingress' namespace.
+fn regex_hosts(ingresses: &[Arc<Ingress>], asked: &[Annotations]) -> HashSet<(HostMatch, String)> {
     let mut hosts = HashSet::new();
     for (ingress, asked) in ingresses
         .iter()
         .zip(asked)
         .filter(|(_, asked)| asked.canary.is_none())
     {
+        let namespace = ingress.metadata.namespace.clone().unwrap_or_default();
         let rules = ingress.spec.iter().flat_map(|spec| spec.rules.iter().flatten());
         let has_regex =
             |path: &HTTPIngressPath| asked.use_regex || asked.rewrite_of(path_text(path)).is_some();
@@ -460,11 +472,12 @@ fn regex_hosts(ingresses: &[Arc<Ingress>], asked: &[Annotations]) -> HashSet<Hos
         for rule in rules {
             let mut paths = rule.http.iter().flat_map(|http| &http.paths);
             if paths.any(has_regex) {
-                hosts.insert(HostMatch::parse(rule.host.as_deref().unwrap_or_default()));
+                let host = HostMatch::parse(rule.host.as_deref().unwrap_or_default());
+                hosts.insert((host, namespace.clone()));
             }
         }
         if !has_rules && (asked.use_regex || asked.rewrite_of("/").is_some()) {
-            hosts.insert(HostMatch::Any);
+            hosts.insert((HostMatch::Any, namespace));
         }
     }
     hosts

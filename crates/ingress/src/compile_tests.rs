@@ -478,6 +478,45 @@ fn canaries_are_of_the_namespace_that_has_the_very_route() {
 }
 
 #[test]
+fn paths_of_other_namespaces_stay_as_they_are() {
+    let annotation =
+        |name: &str, value: &str| json!({(format!("nginx.ingress.kubernetes.io/{name}")): value});
+    let mut exact = path("/health", "a");
+    exact["pathType"] = "Exact".into();
+    let mut given = Given::new();
+    given.ingress(
+        "theirs",
+        3,
+        json!({"rules": [rule("x", &[path("/", "b"), exact])]}),
+    );
+    for (name, annotations) in [
+        ("regex", annotation("use-regex", "true")),
+        ("root", annotation("app-root", "/own")),
+    ] {
+        given.annotated(
+            name,
+            2,
+            annotations,
+            json!({"rules": [rule("x", &[path(&format!("/{name}"), "c")])]}),
+        );
+        given.set_namespace("e");
+    }
+    given.services.insert("e/c".into(), given.services["d/c"].clone());
+    let compiled = given.compile();
+    for (path, expected) in [
+        ("/health", "a"),
+        ("/health/secret", "b"),
+        ("/HEALTH", "b"),
+        ("/regexes", "c"),
+        ("/", "b"),
+    ] {
+        assert_eq!(answers(&compiled, "x", path), expected, "{path}");
+    }
+    assert!(reasons(&compiled, "regex").is_empty());
+    assert_eq!(reasons(&compiled, "root"), ["RouteTaken"]);
+}
+
+#[test]
 fn a_namespace_has_so_many_expressions() {
     let regex = json!({"nginx.ingress.kubernetes.io/use-regex": "true"});
     let restricted = json!({"nginx.ingress.kubernetes.io/whitelist-source-range": "10.0.0.0/8"});

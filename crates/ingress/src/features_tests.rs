@@ -286,6 +286,32 @@ fn all_namespaces_have_so_many_expressions() {
     assert!(cache.regex("last", "/last").is_ok());
 }
 
+#[test]
+fn expressions_of_a_namespace_are_limited_together() {
+    let mut cache = FeatureCache::default();
+    let large = |number: usize| format!("/{number}[01]*1[01]{{100}}x");
+    let taken = (0..MAX_NAMESPACE_REGEXES)
+        .take_while(|number| cache.regex("n", &large(*number)).is_ok())
+        .count();
+    assert!((16..=64).contains(&taken), "{taken}");
+    // What is there is not counted twice, and another namespace has its own share.
+    assert!(cache.regex("n", &large(0)).is_ok());
+    assert!(cache.regex("other", &large(MAX_NAMESPACE_REGEXES)).is_ok());
+}
+
+#[tokio::test]
+async fn paths_have_a_limit() {
+    let (mut cluster, echo) = Cluster::with(&[("use-regex", "true")]).await;
+    cluster.serve();
+    assert_eq!(cluster.status(&format!("/{}", "x".repeat(4095)), "").await, "200");
+    assert_eq!(cluster.status(&format!("/{}", "x".repeat(4096)), "").await, "414");
+    assert_eq!(
+        cluster.status(&format!("/?{}", "x".repeat(4096)), "").await,
+        "200"
+    );
+    assert_eq!(echo.lines().len(), 2);
+}
+
 #[tokio::test]
 async fn redirects_keep_to_their_header() {
     let check = async |annotations: &[(&str, &str)], path: &str, expected: (&str, Option<&str>)| {

@@ -37,6 +37,8 @@ use crate::target::{Target, target};
 use crate::tunnel;
 use crate::upstream::{self, CONNECT_TIMEOUT, Sent};
 
+/// Of a request's path, in bytes: it may be compared with many expressions.
+const MAX_PATH: usize = 4096;
 /// For the whole of a mirrored request.
 const MIRROR_TIMEOUT: Duration = Duration::from_secs(60);
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -257,6 +259,13 @@ impl Connection {
 
     /// Finds the route, and the backend that it leads to.
     fn choose(&self, request: &Request<Incoming>, target: &Target) -> Result<Chosen, Refused> {
+        if target.path.len() > MAX_PATH {
+            return Err(refused(
+                StatusCode::URI_TOO_LONG,
+                "414 the path is too long\n",
+                Refusal::Malformed,
+            ));
+        }
         let head = RequestHead {
             host: &target.name,
             path: &target.path,
@@ -469,6 +478,7 @@ fn upgrade_protocol(request: &Request<Incoming>) -> Option<HeaderValue> {
 fn prepare(parts: &mut Parts, client: Client, target: &Target, protocol: Option<&HeaderValue>) {
     let headers = &mut parts.headers;
     headers::remove_hop_by_hop(headers);
+    headers::join_cookies(headers);
     // The proxy answers it itself.
     headers.remove(header::EXPECT);
     headers::set_forwarded(headers, client, &target.host);

@@ -69,6 +69,18 @@ pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
     }
 }
 
+/// Puts a `Cookie` together that a client of HTTP/2 has sent in parts (RFC 9113, 8.2.3): servers of HTTP/1.1 expect one.
+pub fn join_cookies(headers: &mut HeaderMap) {
+    let all = headers.get_all(header::COOKIE).iter();
+    let parts: Vec<&[u8]> = all.map(HeaderValue::as_bytes).collect();
+    if parts.len() < 2 {
+        return;
+    }
+    if let Ok(whole) = HeaderValue::from_bytes(&parts.join(&b"; "[..])) {
+        headers.insert(header::COOKIE, whole);
+    }
+}
+
 /// Whether a header lists a token.
 pub fn has_token(headers: &HeaderMap, name: &HeaderName, token: &str) -> bool {
     let mut values = headers
@@ -142,6 +154,21 @@ mod tests {
             headers.append(name, HeaderValue::from_str(value).expect("a value"));
         }
         headers
+    }
+
+    #[test]
+    fn cookies_are_one_line() {
+        for (sent, expected) in [
+            (&[][..], &[][..]),
+            (&["a=1; b=2"], &["a=1; b=2"]),
+            (&["a=1", "b=2", "c=3"], &["a=1; b=2; c=3"]),
+        ] {
+            let sent: Vec<(&str, &str)> = sent.iter().map(|cookie| ("cookie", *cookie)).collect();
+            let mut headers = headers(&sent);
+            join_cookies(&mut headers);
+            let joined: Vec<_> = headers.get_all(header::COOKIE).iter().collect();
+            assert_eq!(joined, expected);
+        }
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures::FutureExt as _;
 use http::{Request, Response, header};
 use http_body::{Body, Frame, SizeHint};
 use hyper::body::Incoming;
@@ -18,6 +19,7 @@ use hyper::client::conn::http1::{Builder, Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::backend::Endpoint;
 use crate::body::{BoxError, LentBody};
@@ -29,6 +31,9 @@ use crate::workers::{self, MAX_WORKERS};
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often idle connections are looked at.
 const SWEEP: Duration = Duration::from_secs(5);
+/// What is left of a request may take this long when nobody reads its response any more: an endpoint that takes nothing must not
+/// hold a connection for ever.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(30);
 /// Idle connections of one endpoint that a thread keeps.
 const MAX_IDLE: usize = 64;
 /// Headers of a response.
@@ -184,9 +189,11 @@ pub async fn send(
         };
         let exchanged = match request.headers().contains_key(header::UPGRADE) {
             true => Box::pin(exchange_protocol(live, request)).await,
-            false => exchange(live, request).await,
+            false => exchange(live, request)
+                .await
+                .map(|(response, live)| (response, live, None)),
         };
-        let (response, live) = match exchanged {
+        let (response, live, mut reading) = match exchanged {
             Ok(done) => done,
             Err(mut failed) => match failed.take_message() {
                 // The connection was just closed, and nothing of the request was sent.
@@ -201,11 +208,11 @@ pub async fn send(
             // The rest of the request does not wait for the response to be read.
             Some(live) if body.is_unsent() => {
                 let endpoint = endpoint.clone();
-                tokio::spawn(async move {
+                reading = Some(drive_while_read(async move {
                     if let Some(live) = live.finish().await {
                         put(&endpoint, live);
                     }
-                });
+                }));
                 None
             }
             live => live,
@@ -214,8 +221,26 @@ pub async fn send(
             incoming: Some(incoming),
             endpoint: live.is_some().then(|| endpoint.clone()),
             live,
+            _reading: reading,
         }));
     }
+}
+
+/// Drives a connection in a task of its own, until it is done or for a while after the guard is dropped.
+fn drive_while_read(driving: impl Future<Output = ()> + Send + 'static) -> DropGuard {
+    let over = CancellationToken::new();
+    let reading = over.clone().drop_guard();
+    tokio::spawn(async move {
+        let late = async {
+            over.cancelled().await;
+            tokio::time::sleep(FINISH_TIMEOUT).await;
+        };
+        tokio::select! {
+            () = driving => {}
+            () = late => {}
+        }
+    });
+    reading
 }
 
 type Unsent = hyper::client::conn::TrySendError<Request<LentBody>>;
@@ -237,13 +262,14 @@ async fn exchange(
 async fn exchange_protocol(
     live: Box<Live>,
     request: Request<LentBody>,
-) -> Result<(Response<Incoming>, Option<Box<Live>>), Unsent> {
+) -> Result<(Response<Incoming>, Option<Box<Live>>, Option<DropGuard>), Unsent> {
     let Live {
         mut sender,
         connection,
     } = *live;
-    tokio::spawn(connection.with_upgrades());
-    Ok((sender.try_send_request(request).await?, None))
+    let reading = drive_while_read(connection.with_upgrades().map(drop));
+    let response = sender.try_send_request(request).await?;
+    Ok((response, None, Some(reading)))
 }
 
 /// The body of an endpoint's response.
@@ -253,6 +279,8 @@ pub struct BackendBody {
     live: Option<Box<Live>>,
     /// Where it goes then.
     endpoint: Option<Arc<Endpoint>>,
+    /// Whoever drives it else hears when nobody reads any more.
+    _reading: Option<DropGuard>,
 }
 
 impl BackendBody {
@@ -262,6 +290,7 @@ impl BackendBody {
             incoming: Some(incoming),
             live: None,
             endpoint: None,
+            _reading: None,
         }
     }
 }
@@ -310,5 +339,28 @@ impl Drop for BackendBody {
         if live.sender.is_ready() || live.is_free() {
             put(&endpoint, live);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_endpoint_that_takes_nothing_is_left() {
+        let (held, mut is_held) = tokio::sync::oneshot::channel::<()>();
+        let reading = drive_while_read(async move {
+            let _held = held;
+            std::future::pending().await
+        });
+        tokio::time::sleep(2 * FINISH_TIMEOUT).await;
+        assert!(
+            is_held
+                .try_recv()
+                .is_err_and(|error| error == tokio::sync::oneshot::error::TryRecvError::Empty)
+        );
+        drop(reading);
+        // It ends without an answer.
+        assert!(is_held.await.is_err());
     }
 }

@@ -17,7 +17,7 @@ pub enum PathMatch {
     Exact(String),
     /// By elements: `/a` matches `/a` and `/a/b`, not `/ab`. Kept without the slash at its end.
     Prefix(String),
-    /// All paths of a host, if one of them is.
+    /// All paths that one namespace has of a host, if one of them is.
     Regex(Arc<PathRegex>),
     /// In the place of an expression that cannot be used: all that it could match, by how that begins.
     Reserved {
@@ -86,7 +86,8 @@ impl PathMatch {
         match self {
             PathMatch::Exact(path) => (path.len(), true, ""),
             // `/` is kept as nothing, but is as long as the exact one.
-            PathMatch::Prefix(path) => (path.len().max(1), false, ""),
+            // Before an expression of its length, which may be another namespace's.
+            PathMatch::Prefix(path) => (path.len().max(1), false, "\u{10FFFF}"),
             PathMatch::Regex(regex) => (regex.text.len(), false, &regex.text),
             PathMatch::Reserved { text, .. } => (text.len(), false, text),
         }
@@ -195,7 +196,8 @@ struct HostRoutes {
 /// elsewhere.
 #[derive(Clone, Debug, Default)]
 pub struct RouteTable {
-    hosts: HashMap<HostMatch, HostRoutes>,
+    /// An alias shares the routes of its host.
+    hosts: HashMap<HostMatch, Arc<HostRoutes>>,
     /// For what matches nothing.
     fallback: Option<Route>,
     routes: usize,
@@ -204,7 +206,7 @@ pub struct RouteTable {
 impl RouteTable {
     /// Adds a route unless the host has one of the same path; false if it has.
     pub fn add(&mut self, host: HostMatch, route: Route) -> bool {
-        let routes = &mut self.hosts.entry(host).or_default().routes;
+        let routes = &mut Arc::make_mut(self.hosts.entry(host).or_default()).routes;
         if routes.iter().any(|other| other.path == route.path) {
             return false;
         }
@@ -221,7 +223,7 @@ impl RouteTable {
 
     /// Sets what answers `/` of a host, before all other routes. False if there is one.
     pub fn set_root(&mut self, host: HostMatch, route: Route) -> bool {
-        let root = &mut self.hosts.entry(host).or_default().root;
+        let root = &mut Arc::make_mut(self.hosts.entry(host).or_default()).root;
         let is_free = root.is_none();
         root.get_or_insert(route);
         is_free
@@ -239,9 +241,17 @@ impl RouteTable {
         true
     }
 
+    /// The paths of a host that match that of a request.
+    pub fn matching<'a>(&'a self, host: &HostMatch, path: &'a str) -> impl Iterator<Item = &'a PathMatch> {
+        let routes = self.hosts.get(host).into_iter().flat_map(|host| &host.routes);
+        routes
+            .map(|route| &route.path)
+            .filter(move |own| own.matches(path))
+    }
+
     /// The route of a host with this very path.
     pub fn route_mut(&mut self, host: &HostMatch, path: &PathMatch) -> Option<&mut Route> {
-        let routes = &mut self.hosts.get_mut(host)?.routes;
+        let routes = &mut Arc::make_mut(self.hosts.get_mut(host)?).routes;
         routes.iter_mut().find(|route| route.path == *path)
     }
 
@@ -277,6 +287,7 @@ impl RouteTable {
         exact()
             .or_else(wildcard)
             .or_else(|| self.hosts.get(&HostMatch::Any))
+            .map(Arc::as_ref)
     }
 }
 
@@ -444,6 +455,15 @@ mod tests {
                 "{prefix} {path}"
             );
         }
+    }
+
+    #[test]
+    fn an_alias_shares_the_routes_of_its_host() {
+        let mut table = table(&["a=/x"]);
+        let (host, alias) = (HostMatch::parse("a"), HostMatch::parse("b"));
+        assert!(table.add_alias(alias.clone(), &host));
+        assert!(Arc::ptr_eq(&table.hosts[&host], &table.hosts[&alias]));
+        assert!(table.find("b", "/x").is_some());
     }
 
     #[test]

@@ -11,7 +11,9 @@ use super::values::{Values, positive};
 use crate::backend::Backend;
 
 const MAX_PATTERN: usize = 1024;
-const MAX_COMPILED: usize = 128 << 10;
+const MAX_COMPILED: usize = 32 << 10;
+/// Of a header that is compared with a pattern; longer ones match none.
+const MAX_COMPARED: usize = 1024;
 
 #[derive(Clone, Debug)]
 enum HeaderRule {
@@ -90,7 +92,9 @@ impl CanarySpec {
             match rule.as_ref()? {
                 HeaderRule::Words => by_word(text),
                 HeaderRule::Value(value) => (text == value).then_some(true),
-                HeaderRule::Pattern(pattern) => pattern.is_match(text).then_some(true),
+                HeaderRule::Pattern(pattern) => {
+                    (text.len() <= MAX_COMPARED && pattern.is_match(text)).then_some(true)
+                }
             }
         });
         let cookie = || by_word(cookie(headers, self.cookie.as_ref()?)?);

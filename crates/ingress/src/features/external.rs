@@ -211,6 +211,7 @@ impl External {
         let spec = &self.spec;
         let mut asked = given.clone();
         headers::remove_hop_by_hop(&mut asked);
+        headers::join_cookies(&mut asked);
         for name in [header::CONTENT_LENGTH, header::EXPECT] {
             asked.remove(name);
         }

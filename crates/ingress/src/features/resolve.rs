@@ -42,6 +42,8 @@ impl<K: Hash + Eq, V: Clone> Kept<K, V> {
 /// Expressions of all Ingresses that are compiled; those of the Ingresses of one namespace.
 pub const MAX_REGEXES: usize = 2048;
 pub const MAX_NAMESPACE_REGEXES: usize = 256;
+/// What those of one namespace may cost together (see `PathRegex::cost`): a request may be compared with all of them.
+pub const MAX_NAMESPACE_COST: usize = 512 << 10;
 
 /// Compiled expressions, by their text: namespaces share them.
 #[derive(Default)]
@@ -49,13 +51,15 @@ struct Regexes {
     kept: Kept<String, Result<Arc<PathRegex>, String>>,
     /// Of the table that is being made.
     used: HashSet<String>,
-    used_by: HashMap<String, HashSet<String>>,
+    /// By namespace, with what they cost together.
+    used_by: HashMap<String, (HashSet<String>, usize)>,
 }
 
 impl Regexes {
     fn get(&mut self, namespace: &str, text: &str) -> Result<Arc<PathRegex>, String> {
-        let own = self.used_by.entry(namespace.to_owned()).or_default();
-        if !own.contains(text) {
+        let (own, cost) = self.used_by.entry(namespace.to_owned()).or_default();
+        let is_new = !own.contains(text);
+        if is_new {
             if own.len() >= MAX_NAMESPACE_REGEXES {
                 return Err(format!(
                     "the Ingresses of its namespace have more than {MAX_NAMESPACE_REGEXES} expressions"
@@ -67,6 +71,12 @@ impl Regexes {
         }
         let make = || PathRegex::new(text).map(Arc::new);
         let regex = self.kept.get(text.to_owned(), make)?;
+        if is_new {
+            if *cost + regex.cost > MAX_NAMESPACE_COST {
+                return Err("the expressions of its namespace are too large together".to_owned());
+            }
+            *cost += regex.cost;
+        }
         own.insert(text.to_owned());
         self.used.insert(text.to_owned());
         Ok(regex)

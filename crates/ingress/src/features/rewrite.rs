@@ -11,8 +11,9 @@ use crate::table::{normalized, stays_escaped, unescaped};
 
 /// Of an expression.
 const MAX_PATTERN: usize = 1024;
-/// That a compiled expression may take.
+/// That a compiled expression may take, and the least that one counts as.
 const MAX_COMPILED: usize = 32 << 10;
+const MIN_COST: usize = 1 << 10;
 /// Of what is filled in for a rewritten path.
 const MAX_REWRITTEN: usize = 32 << 10;
 
@@ -20,6 +21,8 @@ const MAX_REWRITTEN: usize = 32 << 10;
 #[derive(Debug)]
 pub struct PathRegex {
     pub text: String,
+    /// What it takes compiled, in bytes and rounded up: the time of a comparison grows with it.
+    pub cost: usize,
     regex: Regex,
 }
 
@@ -28,18 +31,29 @@ impl PathRegex {
         if text.len() > MAX_PATTERN {
             return Err(format!("it is longer than {MAX_PATTERN} bytes"));
         }
-        let built = RegexBuilder::new(&format!("^(?:{})", resolved_outside_sets(text)))
-            .case_insensitive(true)
-            .unicode(false)
-            .size_limit(MAX_COMPILED)
-            .dfa_size_limit(MAX_COMPILED)
-            .build();
+        let pattern = format!("^(?:{})", resolved_outside_sets(text));
+        let build = |limit| {
+            RegexBuilder::new(&pattern)
+                .case_insensitive(true)
+                .unicode(false)
+                .size_limit(limit)
+                .dfa_size_limit(MAX_COMPILED)
+                .build()
+        };
+        // The size itself is not told, only whether it is within a limit.
+        let mut cost = MIN_COST;
+        let mut built = build(cost);
+        while cost < MAX_COMPILED && matches!(built, Err(regex::Error::CompiledTooBig(_))) {
+            cost *= 2;
+            built = build(cost);
+        }
         let regex = built.map_err(|error| match error {
             regex::Error::CompiledTooBig(limit) => format!("compiled it takes more than {limit} bytes"),
             error => error.to_string(),
         })?;
         Ok(PathRegex {
             text: text.to_owned(),
+            cost,
             regex,
         })
     }

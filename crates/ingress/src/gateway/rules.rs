@@ -23,7 +23,7 @@ use crate::endpoints::{self, AddressPolicy};
 use crate::table::{READ_TIMEOUT, Retry};
 
 /// Memory of one expression.
-const MAX_REGEX: usize = 1 << 20;
+const MAX_REGEX: usize = 128 << 10;
 const MAX_RETRIES: usize = 10;
 /// Where a backend that speaks TLS would be needed.
 const TLS_PROTOCOLS: [&str; 5] = ["https", "HTTPS", "kubernetes.io/wss", "grpcs", "tls"];

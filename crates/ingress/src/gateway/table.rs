@@ -62,6 +62,9 @@ impl PathRule {
     }
 }
 
+/// Of a header or a query parameter that is compared with an expression; longer ones match none.
+const MAX_COMPARED: usize = 4096;
+
 #[derive(Clone, Debug)]
 pub enum TextRule {
     Exact(String),
@@ -72,7 +75,7 @@ impl TextRule {
     fn matches(&self, text: &str) -> bool {
         match self {
             TextRule::Exact(exact) => text == exact,
-            TextRule::Regex(regex) => regex.is_match(text),
+            TextRule::Regex(regex) => text.len() <= MAX_COMPARED && regex.is_match(text),
         }
     }
 }
