@@ -121,6 +121,7 @@ fn reach(generator: &mut SchemaGenerator) {
         k8s_openapi::api::batch::v1::Job,
         k8s_openapi::api::certificates::v1::CertificateSigningRequest,
         k8s_openapi::api::certificates::v1beta1::ClusterTrustBundle,
+        k8s_openapi::api::certificates::v1beta1::PodCertificateRequest,
         k8s_openapi::api::coordination::v1::Lease,
         k8s_openapi::api::core::v1::Binding,
         k8s_openapi::api::core::v1::ComponentStatus,

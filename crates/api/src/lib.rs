@@ -79,6 +79,7 @@ pub static KINDS: &[&Kind] = &[
     &batch::job::JOB,
     &certificates::CERTIFICATE_SIGNING_REQUEST,
     &certificates::CLUSTER_TRUST_BUNDLE,
+    &certificates::POD_CERTIFICATE_REQUEST,
     &coordination::LEASE,
     &discovery::ENDPOINT_SLICE,
     &flowcontrol::FLOW_SCHEMA,

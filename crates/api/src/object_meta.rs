@@ -11,7 +11,7 @@ use crate::node::{Node, at, list, text};
 use crate::walk;
 
 /// All annotations of an object together.
-const ANNOTATIONS_MAX: usize = 256 * 1024;
+pub(crate) const ANNOTATIONS_MAX: usize = 256 * 1024;
 const FIELD_MANAGER_MAX: usize = 128;
 const SUBRESOURCE_MAX: usize = 256;
 

@@ -5,16 +5,24 @@ use serde_json::{Map, Value, json};
 
 const TABLE: &str = include_str!("../data/bootstrap.txt");
 
-/// What there is besides where a group version is served that is off by default.
-const ON_REQUEST: &[(&str, &str, &str)] = &[
+/// What there is besides where a resource is served that is off by default: group, version, plural name, table.
+const ON_REQUEST: &[(&str, &str, &str, &str)] = &[
     (
         "certificates.k8s.io",
         "v1beta1",
+        "clustertrustbundles",
         include_str!("../data/clustertrustbundles.txt"),
+    ),
+    (
+        "certificates.k8s.io",
+        "v1beta1",
+        "podcertificaterequests",
+        include_str!("../data/podcertificaterequests.txt"),
     ),
     (
         "storagemigration.k8s.io",
         "v1beta1",
+        "storageversionmigrations",
         include_str!("../data/storagemigration.txt"),
     ),
 ];
@@ -22,7 +30,7 @@ const ON_REQUEST: &[(&str, &str, &str)] = &[
 const GROUP: &str = "rbac.authorization.k8s.io";
 
 /// What a kubelet may do: the rules of ClusterRole `system:node`. `serves` is that of [`bootstrap_objects`].
-pub(crate) fn node_rules(serves: impl Fn(&str, &str) -> bool) -> Vec<Rule> {
+pub(crate) fn node_rules(serves: impl Fn(&str, &str, &str) -> bool) -> Vec<Rule> {
     let objects = bootstrap_objects(serves);
     let role = objects
         .iter()
@@ -31,15 +39,16 @@ pub(crate) fn node_rules(serves: impl Fn(&str, &str) -> bool) -> Vec<Rule> {
         .unwrap_or_default()
 }
 
-/// All roles and bindings to have at start. `serves` answers for group versions that are off by default.
-pub fn bootstrap_objects(serves: impl Fn(&str, &str) -> bool) -> Vec<Value> {
+/// All roles and bindings to have at start. `serves` answers for resources that are off by default, by group, version and
+/// plural name.
+pub fn bootstrap_objects(serves: impl Fn(&str, &str, &str) -> bool) -> Vec<Value> {
     let mut objects: Vec<Value> = Vec::new();
     // The role that rules are of.
     let mut current = 0;
     let asked = ON_REQUEST
         .iter()
-        .filter(|(group, version, _)| serves(group, version));
-    let tables = std::iter::once(TABLE).chain(asked.map(|(_, _, table)| *table));
+        .filter(|(group, version, plural, _)| serves(group, version, plural));
+    let tables = std::iter::once(TABLE).chain(asked.map(|(_, _, _, table)| *table));
     for line in tables.flat_map(str::lines) {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
@@ -191,9 +200,9 @@ mod tests {
 
     #[test]
     fn the_table_reads_whole() {
-        let objects = bootstrap_objects(|_, _| true);
+        let objects = bootstrap_objects(|_, _, _| true);
         let lines = std::iter::once(TABLE)
-            .chain(ON_REQUEST.iter().map(|(_, _, table)| *table))
+            .chain(ON_REQUEST.iter().map(|(_, _, _, table)| *table))
             .flat_map(str::lines)
             .filter(|l| l.starts_with("role ") || l.starts_with("binding "))
             .count();
@@ -211,13 +220,15 @@ mod tests {
                 "{aggregated}"
             );
         }
-        let (usual, more) = (node_rules(|_, _| false), node_rules(|_, _| true));
+        let (usual, more) = (node_rules(|_, _, _| false), node_rules(|_, _, _| true));
         assert!(!usual.is_empty());
-        assert_eq!(more.len(), usual.len() + 1);
+        assert_eq!(more.len(), usual.len() + 2);
+        let bundles = node_rules(|_, _, plural| plural == "clustertrustbundles");
+        assert_eq!(bundles.len(), usual.len() + 1);
         let publisher =
             find("system:controller:kube-apiserver-serving-clustertrustbundle-publisher").unwrap();
         assert_eq!(publisher["rules"].as_array().unwrap().len(), 3);
-        let by_default = bootstrap_objects(|_, _| false);
+        let by_default = bootstrap_objects(|_, _, _| false);
         assert!(
             by_default
                 .iter()

@@ -7,8 +7,8 @@ use skiff_client::{Client, ComponentMetrics};
 
 use crate::{CertificateSigner, Concurrency, ControllerSelection, EvictionRates, TokenSigner};
 
-/// Tells whether a group version is served.
-pub type ServesApi = Arc<dyn Fn(&str, &str) -> bool + Send + Sync>;
+/// Tells whether a resource is served, by group, version and plural name.
+pub type ServesApi = Arc<dyn Fn(&str, &str, &str) -> bool + Send + Sync>;
 
 /// What the wiring gives. `client_for` gets a name out of [`crate::service_accounts`] or
 /// [`crate::MANAGER`] and answers a client with that identity.
@@ -55,7 +55,7 @@ pub struct ControllersConfig {
     pub concurrency: Concurrency,
     /// Which controllers run.
     pub controllers: ControllerSelection,
-    /// Whether a group version that is off by default is served. A controller that needs one runs where it is.
+    /// Whether a resource that is off by default is served. A controller that needs one runs where it is.
     pub serves_api: ServesApi,
     pub leader_elect: bool,
     /// Names this contender for the lease. It should stay the same over a restart: then the lease of the
@@ -103,7 +103,7 @@ impl ControllersConfig {
             volume_binder_sync_period: Duration::from_secs(15),
             concurrency: Concurrency::default(),
             controllers: ControllerSelection::default(),
-            serves_api: Arc::new(|_, _| false),
+            serves_api: Arc::new(|_, _, _| false),
             leader_elect: true,
             identity,
             metrics: Arc::default(),

@@ -75,8 +75,8 @@ struct Spec {
     name: &'static str,
     service_account: &'static str,
     component: &'static str,
-    /// The group version without which there is nothing to do, if that is off by default.
-    api: Option<&'static str>,
+    /// The resource without which there is nothing to do, if that is off by default: group, version and plural name.
+    api: Option<(&'static str, &'static str, &'static str)>,
     run: fn(Context) -> BoxFuture<'static, ()>,
 }
 
@@ -367,19 +367,19 @@ const CONTROLLERS: &[Spec] = &[
         "storage-version-migrator-controller",
         "storage-version-migrator-controller",
         storage_version_migrator::run,
-        Some("storagemigration.k8s.io/v1beta1")
+        Some(("storagemigration.k8s.io", "v1beta1", "storageversionmigrations"))
     ),
     controller!(
         "kube-apiserver-serving-clustertrustbundle-publisher-controller",
         "kube-apiserver-serving-clustertrustbundle-publisher",
         "kube-apiserver-serving-clustertrustbundle-publisher",
         trust_bundle_publisher::run,
-        Some("certificates.k8s.io/v1beta1")
+        Some(("certificates.k8s.io", "v1beta1", "clustertrustbundles"))
     ),
 ];
 
-/// The controllers that need a group version which is off by default, with it.
-pub fn needed_apis() -> Vec<(&'static str, &'static str)> {
+/// The controllers that need a resource which is off by default, with its group, version and plural name.
+pub fn needed_apis() -> Vec<(&'static str, (&'static str, &'static str, &'static str))> {
     CONTROLLERS
         .iter()
         .filter_map(|spec| Some((spec.name, spec.api?)))
@@ -473,8 +473,8 @@ async fn run_all(config: Arc<ControllersConfig>, client: Client, shutdown: Cance
         .iter()
         .filter(|spec| config.controllers.enables(spec.name))
         .filter(|spec| {
-            let api = spec.api.and_then(|api| api.split_once('/'));
-            api.is_none_or(|(group, version)| (config.serves_api)(group, version))
+            spec.api
+                .is_none_or(|(group, version, plural)| (config.serves_api)(group, version, plural))
         })
     {
         let own = (config.client_for)(spec.service_account);

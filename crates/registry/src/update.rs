@@ -219,6 +219,10 @@ impl Registry {
         {
             let _stage = context.stage("validate");
             let mut found = resource.strategy.check_update(&new, &old, &part);
+            if found.errors.is_empty() {
+                let now = self.now().as_second();
+                found.errors = resource.hook.check_update(&new, &old, part, now);
+            }
             let missing_dependency = self
                 .missing_dependency(resource, namespace, &new, Some(&old), part)
                 .await?;

@@ -12,7 +12,7 @@ use skiff_registry::{ListOptions, ReadAt};
 
 use crate::audit::Level;
 use crate::chain::Exchange;
-use crate::hooks::{claim_access, escalation, param_access};
+use crate::hooks::{claim_access, escalation, param_access, signer_access};
 use crate::query::Query;
 use crate::server::Inner;
 
@@ -226,6 +226,12 @@ impl Gate for Admission<'_> {
     }
 
     async fn validate(&self, object: Option<&mut Value>, old: Option<&Value>) -> Result<(), Status> {
+        // After the object is validated, as upstream does it.
+        if self.subresource == "status"
+            && let (Some(new), Some(old)) = (object.as_deref(), old)
+        {
+            signer_access::check(self.inner, self.identity, self.resource, new, old).await?;
+        }
         let name = self.name_of(object.as_deref());
         let attributes = self.attributes(object, old, &name);
         self.inner

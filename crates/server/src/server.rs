@@ -262,7 +262,9 @@ impl Server {
         };
         let certificates = config.client_certificates.as_ref();
         let front_proxy = certificates.and_then(|certificates| certificates.front_proxy.as_ref());
-        let serves = |group: &str, version: &str| registry.resources.has_group_version(group, version);
+        let resources = &registry.resources;
+        let serves =
+            |group: &str, version: &str, plural: &str| resources.get(group, version, plural).is_some();
         let authorizer = Arc::new(Authorizer::serving(serves));
         authorizer.set_modes(config.authorization);
         let mut chain = config.admission;

@@ -21,10 +21,9 @@ impl ApiArgs {
     /// Refuses a controller that is asked for by name, and whose API is not served.
     pub fn check(&self, controllers: &ControllerSelection) -> Result<()> {
         let served = self.runtime_config()?;
-        for (name, api) in skiff_controllers::needed_apis() {
-            let (group, version) = api.split_once('/').unwrap_or_default();
-            if controllers.names(name) && !served.serves_version(group, version) {
-                bail!("--controllers: {name} needs --runtime-config={api}=true");
+        for (name, (group, version, plural)) in skiff_controllers::needed_apis() {
+            if controllers.names(name) && !served.serves_on_request(group, version, plural) {
+                bail!("--controllers: {name} needs --runtime-config={group}/{version}/{plural}=true");
             }
         }
         Ok(())
@@ -51,7 +50,7 @@ mod tests {
         check(
             &[],
             &["*", "svm"],
-            "--controllers: storage-version-migrator-controller needs --runtime-config=storagemigration.k8s.io/v1beta1=true",
+            "--controllers: storage-version-migrator-controller needs --runtime-config=storagemigration.k8s.io/v1beta1/storageversionmigrations=true",
         );
         check(
             &["example.com/v1=true"],

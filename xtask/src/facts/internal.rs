@@ -124,11 +124,14 @@ fn json_name(loader: &mut Loader, public: &str, owner: &str, field: &GoField) ->
         }
         .to_owned());
     }
-    if let Ok(Body::Struct(fields)) = loader.body(public, owner)
-        && let Some(same) = fields.iter().find(|f| f.name == field.name)
-        && let Some(tag) = same.tags.get("json")
-    {
-        return Ok(tag.split(',').next().unwrap_or("").to_owned());
+    // A kind of a stable group may have no stable version yet.
+    for public in [public.to_owned(), format!("{public}beta1")] {
+        if let Ok(Body::Struct(fields)) = loader.body(&public, owner)
+            && let Some(same) = fields.iter().find(|f| f.name == field.name)
+            && let Some(tag) = same.tags.get("json")
+        {
+            return Ok(tag.split(',').next().unwrap_or("").to_owned());
+        }
     }
     let mut letters = field.name.chars();
     Ok(letters

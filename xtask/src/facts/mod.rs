@@ -32,9 +32,6 @@ pub const SERVED_ON_REQUEST: &[(&str, &str)] = &[
     ("storagemigration.k8s.io", "v1beta1"),
 ];
 
-/// Resources of these group versions that are not built, and so not served.
-pub const NOT_BUILT: &[(&str, &str, &str)] = &[("certificates.k8s.io", "v1beta1", "podcertificaterequests")];
-
 pub fn run(options: &Options) -> Result<()> {
     let (definitions, paths) = read_openapi(&options.openapi)?;
     let resources = resources::read(&options.discovery, &paths)?;

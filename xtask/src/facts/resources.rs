@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-use super::{NOT_BUILT, SERVED_ON_REQUEST, served_by_default};
+use super::{SERVED_ON_REQUEST, served_by_default};
 
 pub struct Group {
     pub name: String,
@@ -57,8 +57,7 @@ pub fn read(dir: &Path, paths: &BTreeMap<String, Value>) -> Result<Vec<Group>> {
         for version in group["versions"].as_array().context("a group has no versions")? {
             let version = text(version, "version");
             if served_by_default(&version) || SERVED_ON_REQUEST.contains(&(&name, &version)) {
-                let mut resources = read_version(dir, &name, &version, paths)?;
-                resources.retain(|resource| !NOT_BUILT.contains(&(&*name, &*version, &*resource.plural)));
+                let resources = read_version(dir, &name, &version, paths)?;
                 versions.push((version, resources));
             }
         }

@@ -63,7 +63,7 @@ impl Plugin for NodeRestriction {
                 token(a, node, lister).await
             }
             ("certificates.k8s.io", "podcertificaterequests", _) => {
-                Err(a.forbidden("PodCertificateRequest feature gate is disabled"))
+                pod_certificate_request(a, node, lister).await
             }
             ("coordination.k8s.io", "leases", _) => {
                 if a.namespace != NODE_LEASES {
@@ -461,6 +461,110 @@ async fn asks_for_audience(
         [one] => Err(one.clone()),
         all => Err(format!("[{}]", all.join(", "))),
     })
+}
+
+/// A certificate is asked for a pod that runs on this node, by what the pod, its service account and the node are.
+///
+/// COMPAT: what upstream may see too late, it does not forbid: such an error is one of the server, and worth another try.
+async fn pod_certificate_request(a: &Attributes<'_>, node: &str, lister: &dyn Lister) -> Result<(), Status> {
+    let refuse = |why: String| Err(a.forbidden(why));
+    let later = |why: String| Err(Status::failure(500, "", why));
+    if a.operation != Operation::Create {
+        return refuse(format!("unexpected operation {}", a.operation.as_str()));
+    }
+    if !a.subresource.is_empty() {
+        return refuse(format!("unexpected subresource {}", a.subresource));
+    }
+    let Some(request) = a.object.as_deref() else {
+        return Ok(());
+    };
+    let of = |field: &str| {
+        at(request, "spec")
+            .get(field)
+            .and_then(Value::as_str)
+            .unwrap_or("")
+    };
+    let missing = |what: &str, place: &str, kind: &str, name: &str| {
+        later(format!(
+            "while retrieving {what} {} named in the PodCertificateRequest: {kind} {} not found",
+            quote(place),
+            quote(name)
+        ))
+    };
+    let place = |name: &str| format!("{}/{name}", a.namespace);
+    let named_node = of("nodeName");
+    if named_node != node {
+        return refuse(format!(
+            "PodCertificateRequest.Spec.NodeName={}, which is not the requesting node {}",
+            quote(named_node),
+            quote(node)
+        ));
+    }
+    let Some(found) = with_uid(lister, "nodes", "", node, of("nodeUID")).await? else {
+        return missing("node", node, "node", node);
+    };
+    let pod_place = place(of("podName"));
+    let shown = quote(&pod_place);
+    if text(&found, "metadata.uid") != of("nodeUID") {
+        return later(format!(
+            "PodCertificateRequest for pod {shown} names node UID {}, inconsistent with the running node ({})",
+            quote(of("nodeUID")),
+            quote(text(&found, "metadata.uid"))
+        ));
+    }
+    let Some(pod) = with_uid(lister, "pods", a.namespace, of("podName"), of("podUID")).await? else {
+        return missing("pod", &pod_place, "pod", of("podName"));
+    };
+    if text(&pod, "metadata.uid") != of("podUID") {
+        return later(format!(
+            "PodCertificateRequest for pod {shown} contains pod UID ({}) which differs from running pod {}",
+            quote(of("podUID")),
+            quote(text(&pod, "metadata.uid"))
+        ));
+    }
+    if text(&pod, "spec.nodeName") != node {
+        return refuse(format!(
+            "pod {shown} is not running on node {} named in the PodCertificateRequest",
+            quote(node)
+        ));
+    }
+    if at(&pod, "metadata.annotations").get(MIRROR).is_some() {
+        return refuse(format!("pod {shown} is a mirror pod"));
+    }
+    let (account, of_pod) = (of("serviceAccountName"), text(&pod, "spec.serviceAccountName"));
+    if account != of_pod {
+        return refuse(format!(
+            "PodCertificateRequest for pod {shown} contains serviceAccountName ({}) that differs from running pod ({})",
+            quote(account),
+            quote(of_pod)
+        ));
+    }
+    let uid = of("serviceAccountUID");
+    let Some(found) = with_uid(lister, "serviceaccounts", a.namespace, account, uid).await? else {
+        return missing("service account", &place(account), "serviceaccount", account);
+    };
+    if text(&found, "metadata.uid") != of("serviceAccountUID") {
+        return later(format!(
+            "PodCertificateRequest for pod {shown} names service account UID {}, which differs from the running service account ({})",
+            quote(of("serviceAccountUID")),
+            quote(text(&found, "metadata.uid"))
+        ));
+    }
+    Ok(())
+}
+
+/// The object of this name: that of the cache if it has this uid, else the newest one.
+async fn with_uid(
+    lister: &dyn Lister,
+    resource: &str,
+    namespace: &str,
+    name: &str,
+    uid: &str,
+) -> Result<Option<Value>, Status> {
+    match lister.get("", resource, namespace, name).await? {
+        Some(found) if text(&found, "metadata.uid") == uid => Ok(Some(found)),
+        _ => lister.get_latest("", resource, namespace, name).await,
+    }
 }
 
 /// Objects that have the name of their node.

@@ -1,11 +1,16 @@
-//! The group `certificates.k8s.io`: CertificateSigningRequests, and ClusterTrustBundles in `trust_bundle.rs`. Who asks (`spec.username`, `uid`, `groups`,
-//! `extra`) is written by the registry from the request, never by the client.
+//! The group `certificates.k8s.io`: CertificateSigningRequests, ClusterTrustBundles in `trust_bundle.rs` and
+//! PodCertificateRequests in `pod_request.rs`. Who asks (`spec.username`, `uid`, `groups`, `extra` of a
+//! CertificateSigningRequest) is written by the registry from the request, never by the client.
 
 mod approval;
+mod keys;
 pub mod pem;
+mod pod_request;
 mod rules;
 mod trust_bundle;
 
+pub use pod_request::{POD_CERTIFICATE_REQUEST, begins_now};
+pub(crate) use pod_request::{SHORTEST_SECONDS, longest_seconds, user_annotations};
 pub(crate) use rules::{pem_type, signer_name};
 pub use trust_bundle::CLUSTER_TRUST_BUNDLE;
 pub(crate) use trust_bundle::{name_rule as trust_bundle_name, signer_of_name};

@@ -58,17 +58,22 @@ pub fn blocks(text: &str) -> Vec<Block> {
     found
 }
 
-/// A block of certificates, in lines of 64 characters.
+/// A block of one certificate.
 pub fn certificate(bytes: &[u8]) -> String {
+    encode("CERTIFICATE", bytes)
+}
+
+/// A block of this type, in lines of 64 characters.
+pub fn encode(kind: &str, bytes: &[u8]) -> String {
     let base64 = STANDARD.encode(bytes);
-    let mut out = String::from("-----BEGIN CERTIFICATE-----\n");
+    let mut out = format!("-----BEGIN {kind}-----\n");
     let mut rest = base64.as_str();
     while !rest.is_empty() {
         let (line, more) = rest.split_at(rest.len().min(64));
         out.extend([line, "\n"]);
         rest = more;
     }
-    out.push_str("-----END CERTIFICATE-----\n");
+    out.extend(["-----END ", kind, "-----\n"]);
     out
 }
 

@@ -11,6 +11,8 @@ use crate::walk;
 pub struct Features {
     /// Projections of ClusterTrustBundles.
     pub cluster_trust_bundles: bool,
+    /// Projections of certificates that are issued to the pod.
+    pub pod_certificates: bool,
 }
 
 const CONTAINERS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
@@ -48,7 +50,7 @@ pub fn drop_disabled_status(status: &mut Value, old: &Value) {
 fn spec_fields(spec: &mut Value, old: &Value, on: Features) {
     for (source, is_on) in [
         ("clusterTrustBundle", on.cluster_trust_bundles),
-        ("podCertificate", false),
+        ("podCertificate", on.pod_certificates),
     ] {
         if !is_on && uses_source(spec, source) && !uses_source(old, source) {
             walk::each(spec, "volumes[].projected.sources[]", &mut |projection| {
@@ -121,14 +123,21 @@ mod tests {
         let both = sources(json!([{"clusterTrustBundle": {"name": "a"}}, {"podCertificate": {}}]));
         check(both.clone(), None, sources(json!([{}, {}])));
         check(both.clone(), Some(both.clone()), both.clone());
-        let on = Features {
+        let bundles = Features {
             cluster_trust_bundles: true,
+            ..Features::default()
+        };
+        let only = sources(json!([{"clusterTrustBundle": {"name": "a"}}, {}]));
+        with(bundles, both.clone(), None, only);
+        let certificates = Features {
+            pod_certificates: true,
+            ..Features::default()
         };
         with(
-            on,
+            certificates,
             both,
             None,
-            sources(json!([{"clusterTrustBundle": {"name": "a"}}, {}])),
+            sources(json!([{}, {"podCertificate": {}}])),
         );
     }
 }

@@ -11,7 +11,9 @@ use super::env::{field_ref, resource_field_ref};
 use super::mounts::local_path;
 use super::resources::quantity;
 use super::volume_sources::{self, VolumeOwner};
-use crate::certificates::{signer_name, signer_of_name, trust_bundle_name};
+use crate::certificates::{
+    SHORTEST_SECONDS, longest_seconds, signer_name, signer_of_name, trust_bundle_name, user_annotations,
+};
 use crate::errors::Errors;
 use crate::node::{Node, list, text};
 use crate::object_meta::label_selector;
@@ -261,7 +263,11 @@ fn projected(projected: &Node, errors: &mut Errors) {
                 errors.invalid_value(projected, path, "conflicting duplicate paths");
             }
         }
-        count += usize::from(source.field("podCertificate").is_set());
+        let certificate = source.field("podCertificate");
+        if certificate.is_set() {
+            count += 1;
+            pod_certificate(&certificate, projected, &mut paths, errors);
+        }
         if count > 1 {
             errors.forbidden(&source, format!("{ONE_TYPE} per source"));
         }
@@ -300,6 +306,50 @@ fn trust_bundle(bundle: &Node, errors: &mut Errors) {
         errors.required(&path, "");
     }
     local_path(&path, errors);
+}
+
+/// A certificate that a signer issues to the pod, with its key.
+fn pod_certificate(certificate: &Node, projected: &Node, paths: &mut BTreeSet<String>, errors: &mut Errors) {
+    const KEY_TYPES: [&str; 6] = [
+        "RSA3072",
+        "RSA4096",
+        "ECDSAP256",
+        "ECDSAP384",
+        "ECDSAP521",
+        "ED25519",
+    ];
+    let signer = certificate.field("signerName");
+    signer_name(&signer, errors);
+    user_annotations(&certificate.field("userAnnotations"), errors);
+    errors.one_of(&certificate.field("keyType"), &KEY_TYPES);
+    let seconds = certificate.field("maxExpirationSeconds");
+    if let Some(wanted) = seconds.int() {
+        let longest = longest_seconds(signer.str());
+        if wanted < SHORTEST_SECONDS {
+            let detail = format!("if provided, maxExpirationSeconds must be >= {SHORTEST_SECONDS}");
+            errors.invalid(&seconds, detail);
+        }
+        if wanted > longest {
+            let detail = format!("if provided, maxExpirationSeconds must be <= {longest}");
+            errors.invalid(&seconds, detail);
+        }
+    }
+    let mut has_path = false;
+    for name in ["credentialBundlePath", "keyPath", "certificateChainPath"] {
+        let path = certificate.field(name);
+        if path.str().is_empty() {
+            continue;
+        }
+        has_path = true;
+        local_path(&path, errors);
+        if !paths.insert(path.str().to_owned()) {
+            errors.invalid_value(projected, path.str(), "conflicting duplicate paths");
+        }
+    }
+    if !has_path {
+        let detail = "specify at least one of credentialBundlePath, keyPath, and certificateChainPath";
+        errors.required(certificate, detail);
+    }
 }
 
 /// The claim of an ephemeral volume is named after the pod and the volume.

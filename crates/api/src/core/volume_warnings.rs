@@ -124,7 +124,15 @@ fn projected(source: &Value) -> Vec<File> {
         let says = format!("ClusterTrustBundle {}", quote(text(bundle, by)));
         return vec![File::new(text(bundle, "path"), &says)];
     }
-    Vec::new()
+    [
+        ("certificateChainPath", "PodCertificate chain"),
+        ("keyPath", "PodCertificate key"),
+        ("credentialBundlePath", "PodCertificate credential bundle"),
+    ]
+    .into_iter()
+    .map(|(field, says)| File::new(text(at(source, "podCertificate"), field), says))
+    .filter(|file| !file.path.is_empty())
+    .collect()
 }
 
 #[cfg(test)]
@@ -149,6 +157,14 @@ mod tests {
             &[
                 "volume \"v\" (Projected): overlapping paths: \"t\" (ServiceAccountToken) with \"t\" (Secret \"s\")",
                 "volume \"v\" (Projected) has no sources provided",
+            ],
+        );
+        check(
+            json!({"name": "v", "projected": {"sources": [
+                {"podCertificate": {"keyPath": "k", "certificateChainPath": "c"}},
+                {"podCertificate": {"credentialBundlePath": "k"}}]}}),
+            &[
+                "volume \"v\" (Projected): overlapping paths: \"k\" (PodCertificate credential bundle) with \"k\" (PodCertificate key)",
             ],
         );
         check(json!({"name": "v", "emptyDir": {}}), &[]);

@@ -30,9 +30,6 @@ const OFF_BY_DEFAULT: &[(&str, &str)] = &[
     ("storagemigration.k8s.io", "v1beta1"),
 ];
 
-/// Resources of group versions that the tables have, without them.
-const NOT_BUILT: &[(&str, &str, &str)] = &[("certificates.k8s.io", "v1beta1", "podcertificaterequests")];
-
 /// A key, and which versions it speaks of.
 type Level = (&'static str, fn(&str) -> bool);
 
@@ -77,8 +74,7 @@ pub enum RuntimeConfigError {
 pub struct RuntimeConfig {
     /// Group, version and plural name.
     on: BTreeSet<(&'static str, &'static str, &'static str)>,
-    /// Group versions that `api/all`, `api/beta` or `api/alpha` ask for, and resources of a group version that is asked for,
-    /// which the tables do not have.
+    /// Group versions that `api/all`, `api/beta` or `api/alpha` ask for, which the tables do not have.
     missing: Vec<String>,
 }
 
@@ -123,7 +119,6 @@ impl RuntimeConfig {
             .map(|((group, version), _)| format!("{group}/{version}"))
             .collect();
         let mut of_resources = Vec::new();
-        let mut left_out: BTreeSet<&str> = BTreeSet::new();
         for (key, value) in values {
             let (group, version, plural) = match key.split('/').collect::<Vec<_>>()[..] {
                 [group, version] => (group, version, None),
@@ -148,25 +143,8 @@ impl RuntimeConfig {
                 None => *on = value,
                 Some(plural) => match super::resource(group, version, plural) {
                     Some(resource) => of_resources.push((resource, value)),
-                    None if NOT_BUILT.contains(&(group, version, plural)) => match value {
-                        true => {
-                            return Err(RuntimeConfigError::NotBuilt(
-                                key.to_owned(),
-                                on_request().join(", "),
-                            ));
-                        }
-                        false => {
-                            left_out.insert(key);
-                        }
-                    },
                     None => return Err(RuntimeConfigError::Resource(api, plural.to_owned())),
                 },
-            }
-        }
-        for (group, version, plural) in NOT_BUILT {
-            let name = format!("{group}/{version}/{plural}");
-            if versions.get(&(*group, *version)) == Some(&true) && !left_out.contains(name.as_str()) {
-                config.missing.push(name);
             }
         }
         for resource in resources() {
@@ -198,9 +176,11 @@ impl RuntimeConfig {
                 .contains(&(resource.group, resource.version, resource.plural))
     }
 
-    /// Whether a group version that is off by default is served, or a part of it.
-    pub fn serves_version(&self, group: &str, version: &str) -> bool {
-        self.on.iter().any(|(g, v, _)| *g == group && *v == version)
+    /// Whether a resource of a group version that is off by default is served.
+    pub fn serves_on_request(&self, group: &str, version: &str, plural: &str) -> bool {
+        self.on
+            .iter()
+            .any(|(g, v, p)| *g == group && *v == version && *p == plural)
     }
 
     /// What was asked for as part of more, and is not served.
@@ -212,12 +192,10 @@ impl RuntimeConfig {
     ///
     /// COMPAT: upstream has a feature gate of its own for these, which takes effect only where the API is served.
     pub fn pod_features(&self) -> Features {
+        let certificates = |plural: &str| self.serves_on_request("certificates.k8s.io", "v1beta1", plural);
         Features {
-            cluster_trust_bundles: self.on.contains(&(
-                "certificates.k8s.io",
-                "v1beta1",
-                "clustertrustbundles",
-            )),
+            cluster_trust_bundles: certificates("clustertrustbundles"),
+            pod_certificates: certificates("podcertificaterequests"),
         }
     }
 
@@ -245,9 +223,11 @@ mod tests {
     const MIGRATION: &str = "storagemigration.k8s.io/v1beta1";
 
     fn served(pairs: &[&str]) -> bool {
-        RuntimeConfig::parse(pairs)
-            .unwrap()
-            .serves_version("storagemigration.k8s.io", "v1beta1")
+        RuntimeConfig::parse(pairs).unwrap().serves_on_request(
+            "storagemigration.k8s.io",
+            "v1beta1",
+            "storageversionmigrations",
+        )
     }
 
     #[test]
@@ -289,16 +269,33 @@ mod tests {
         assert!(config.missing().contains(&"resource.k8s.io/v1alpha3".to_owned()));
         assert!(!config.missing().contains(&"storage.k8s.io/v1alpha1".to_owned()));
         assert!(config.is_default());
-        let resource = "certificates.k8s.io/v1beta1/podcertificaterequests";
-        let config = RuntimeConfig::parse(&["certificates.k8s.io/v1beta1=true"]).unwrap();
-        assert_eq!(config.missing(), [resource]);
-        assert!(config.pod_features().cluster_trust_bundles);
-        let bundles = "certificates.k8s.io/v1beta1/clustertrustbundles=true";
-        let config = RuntimeConfig::parse(&[bundles]).unwrap();
-        assert!(config.missing().is_empty() && config.pod_features().cluster_trust_bundles);
-        let without = ["certificates.k8s.io/v1beta1", &format!("{resource}=false")];
-        assert!(RuntimeConfig::parse(&without).unwrap().missing().is_empty());
-        assert!(!RuntimeConfig::default().pod_features().cluster_trust_bundles);
+        let version = "certificates.k8s.io/v1beta1";
+        for (pairs, bundles, pods) in [
+            (vec![], false, false),
+            (vec![version.to_owned()], true, true),
+            (vec![format!("{version}/clustertrustbundles=true")], true, false),
+            (
+                vec![format!("{version}/podcertificaterequests=true")],
+                false,
+                true,
+            ),
+            (
+                vec![
+                    version.to_owned(),
+                    format!("{version}/podcertificaterequests=false"),
+                ],
+                true,
+                false,
+            ),
+        ] {
+            let config = RuntimeConfig::parse(&pairs).unwrap();
+            assert!(config.missing().is_empty());
+            let expected = Features {
+                cluster_trust_bundles: bundles,
+                pod_certificates: pods,
+            };
+            assert_eq!(config.pod_features(), expected, "{pairs:?}");
+        }
     }
 
     #[test]
@@ -321,10 +318,6 @@ mod tests {
             (
                 "resource.k8s.io/v1beta1=true",
                 "skiff does not serve resource.k8s.io/v1beta1; of the APIs that are off by default it serves: certificates.k8s.io/v1beta1, storagemigration.k8s.io/v1beta1",
-            ),
-            (
-                "certificates.k8s.io/v1beta1/podcertificaterequests=true",
-                "skiff does not serve certificates.k8s.io/v1beta1/podcertificaterequests; of the APIs that are off by default it serves: certificates.k8s.io/v1beta1, storagemigration.k8s.io/v1beta1",
             ),
             (
                 "apps/v1=false",

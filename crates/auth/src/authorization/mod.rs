@@ -111,7 +111,7 @@ pub struct Authorizer {
 
 impl Default for Authorizer {
     fn default() -> Authorizer {
-        Authorizer::serving(|_, _| false)
+        Authorizer::serving(|_, _, _| false)
     }
 }
 
@@ -180,8 +180,8 @@ impl Authorizer {
         node::authorize(&self.nodes, &self.node_rules, user, attributes)
     }
 
-    /// `serves` answers for group versions that are off by default.
-    pub fn serving(serves: impl Fn(&str, &str) -> bool) -> Authorizer {
+    /// `serves` answers for resources that are off by default, by group, version and plural name.
+    pub fn serving(serves: impl Fn(&str, &str, &str) -> bool) -> Authorizer {
         Authorizer {
             rbac: Rbac::default(),
             nodes: node::Graph::default(),

@@ -15,6 +15,7 @@ pub enum Sort {
     PersistentVolume,
     PersistentVolumeClaim,
     Pod,
+    PodCertificateRequest,
     ResourceClaim,
     ResourceSlice,
     Secret,
@@ -52,7 +53,7 @@ struct Edges {
     volumes: HashMap<Box<str>, Volume>,
     /// The volumes that need a secret.
     needed: HashMap<Key, HashSet<Box<str>>>,
-    /// Attachments and slices say themselves which node they are of.
+    /// Attachments, slices and requests for certificates say themselves which node they are of.
     own: HashMap<Key, Box<str>>,
 }
 
@@ -145,13 +146,13 @@ impl Graph {
         self.0.write().forget_volume(name);
     }
 
-    /// An attachment or a slice that is of a node, or of none.
-    pub fn set_node(&self, sort: Sort, name: &str, node: &str) {
+    /// An attachment, a slice or a request for a certificate that is of a node, or of none.
+    pub fn set_node(&self, sort: Sort, namespace: &str, name: &str, node: &str) {
         let mut edges = self.0.write();
         if node.is_empty() {
-            edges.own.remove(&key(sort, "", name));
+            edges.own.remove(&key(sort, namespace, name));
         } else {
-            edges.own.insert(key(sort, "", name), node.into());
+            edges.own.insert(key(sort, namespace, name), node.into());
         }
     }
 
@@ -161,7 +162,7 @@ impl Graph {
         let wanted = key(sort, namespace, name);
         match sort {
             Sort::Pod => edges.pods.get(&wanted).is_some_and(|bound| *bound.node == *node),
-            Sort::ResourceSlice | Sort::VolumeAttachment => {
+            Sort::PodCertificateRequest | Sort::ResourceSlice | Sort::VolumeAttachment => {
                 edges.own.get(&wanted).is_some_and(|own| **own == *node)
             }
             Sort::PersistentVolume => edges.mounts(name, node),
@@ -287,9 +288,9 @@ mod tests {
         graph.remove_volume("v");
         assert_eq!(reached(), (false, false));
         assert!(graph.0.read().needed.is_empty());
-        graph.set_node(Sort::VolumeAttachment, "va", "n1");
+        graph.set_node(Sort::VolumeAttachment, "", "va", "n1");
         assert!(graph.belongs(Sort::VolumeAttachment, "", "va", "n1"));
-        graph.set_node(Sort::VolumeAttachment, "va", "");
+        graph.set_node(Sort::VolumeAttachment, "", "va", "");
         assert!(!graph.belongs(Sort::VolumeAttachment, "", "va", "n1"));
     }
 

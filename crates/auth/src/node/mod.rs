@@ -37,7 +37,12 @@ pub fn authorize(graph: &Graph, rules: &[Rule], user: &UserInfo, a: &Attributes<
         let user = skiff_meta::field::quote(&user.name);
         return Some(none(format!("unknown node for user {user}")));
     }
-    let asked = NodeRequest { graph, node, a };
+    let asked = NodeRequest {
+        graph,
+        rules,
+        node,
+        a,
+    };
     if a.is_resource
         && let Some(opinion) = asked.of_resource()
     {
@@ -49,6 +54,7 @@ pub fn authorize(graph: &Graph, rules: &[Rule], user: &UserInfo, a: &Attributes<
 
 struct NodeRequest<'a> {
     graph: &'a Graph,
+    rules: &'a [Rule],
     node: &'a str,
     a: &'a Attributes<'a>,
 }
@@ -73,8 +79,7 @@ impl NodeRequest<'_> {
             ("resource.k8s.io", "resourceslices") => self.resource_slice(),
             ("", "nodes") => self.nodes(),
             ("", "pods") => self.pods(),
-            // COMPAT: the feature is off by default, and then nodes have no access.
-            ("certificates.k8s.io", "podcertificaterequests") => none(""),
+            ("certificates.k8s.io", "podcertificaterequests") => self.pod_certificate_request(),
             _ => return None,
         })
     }
@@ -177,6 +182,28 @@ impl NodeRequest<'_> {
         }
     }
 
+    fn pod_certificate_request(&self) -> Opinion {
+        let a = self.a;
+        let is_named = |rule: &Rule| rule.resources.iter().any(|one| one == a.resource);
+        if !self.rules.iter().any(is_named) {
+            // COMPAT: the feature is off, and then nodes have no access.
+            return none("");
+        }
+        if !a.subresource.is_empty() {
+            return none("nodes may not access the status subresource of PodCertificateRequests");
+        }
+        match a.verb {
+            // What it asks for is looked at by NodeRestriction.
+            "create" => Allowed,
+            "get" => self.related(Sort::PodCertificateRequest),
+            "list" | "watch" if self.selects("spec.nodeName") => Allowed,
+            "list" | "watch" => {
+                none("can only list/watch podcertificaterequests with nodeName field selector")
+            }
+            verb => none(format!("nodes may not {verb} podcertificaterequests")),
+        }
+    }
+
     fn nodes(&self) -> Opinion {
         let (a, node) = (self.a, self.node);
         match (a.subresource, a.verb) {
@@ -222,7 +249,14 @@ mod tests {
     use serde_json::json;
 
     fn check(verb: &str, what: &str, place: &str, expected: &str) {
+        check_serving(false, verb, what, place, expected);
+    }
+
+    /// With what is off by default, or without.
+    fn check_serving(serves: bool, verb: &str, what: &str, place: &str, expected: &str) {
         let graph = Graph::default();
+        graph.set_node(Sort::PodCertificateRequest, "ns", "req-mine", "n");
+        graph.set_node(Sort::PodCertificateRequest, "ns", "req-theirs", "m");
         graph.add_pod(&json!({"metadata": {"namespace": "ns", "name": "p"}, "spec": {"nodeName": "n", "serviceAccountName": "sa",
             "imagePullSecrets": [{"name": "s"}], "volumes": [{"configMap": {"name": "c"}}, {"persistentVolumeClaim": {"claimName": "v"}}]}}));
         let (path, subresource) = what.split_once(':').unwrap_or((what, ""));
@@ -241,7 +275,7 @@ mod tests {
             ..Attributes::default()
         };
         let user = UserInfo::new("system:node:n", ["system:nodes"]);
-        let said = match authorize(&graph, &node_rules(|_, _| false), &user, &wanted) {
+        let said = match authorize(&graph, &node_rules(|_, _, _| serves), &user, &wanted) {
             None => "not a node".to_owned(),
             Some(Allowed) => "yes".to_owned(),
             Some(Opinion::None(why)) => why,
@@ -323,6 +357,38 @@ mod tests {
                 "can only list/watch/deletecollection resourceslices with nodeName field selector",
             );
         }
+    }
+
+    #[test]
+    fn a_kubelet_asks_for_certificates_of_its_pods() {
+        let requests = "certificates.k8s.io/podcertificaterequests";
+        let status = "certificates.k8s.io/podcertificaterequests:status";
+        let check = |verb: &str, what: &str, place: &str, expected: &str| {
+            check_serving(true, verb, what, place, expected);
+            // Where the API is off nothing is allowed.
+            check_serving(false, verb, what, place, "");
+        };
+        check("create", requests, "ns/", "yes");
+        check("get", requests, "ns/req-mine", "yes");
+        let unrelated = "no relationship found between node 'n' and this object";
+        check("get", requests, "ns/req-theirs", unrelated);
+        check("get", requests, "other/req-mine", unrelated);
+        check("watch", requests, "?spec.nodeName=n", "yes");
+        let unselected = "can only list/watch podcertificaterequests with nodeName field selector";
+        check("list", requests, "?spec.nodeName=m", unselected);
+        check("list", requests, "ns/", unselected);
+        check(
+            "delete",
+            requests,
+            "ns/req-mine",
+            "nodes may not delete podcertificaterequests",
+        );
+        check(
+            "update",
+            status,
+            "ns/req-mine",
+            "nodes may not access the status subresource of PodCertificateRequests",
+        );
     }
 
     #[test]

@@ -95,7 +95,7 @@ impl Stored {
 
     fn controllers(&self) {
         self.cluster.run_controllers(|config| {
-            config.serves_api = Arc::new(|group, _| group == "storagemigration.k8s.io")
+            config.serves_api = Arc::new(|group, _, _| group == "storagemigration.k8s.io")
         });
     }
 }
@@ -197,7 +197,7 @@ async fn a_migration_survives_its_controller() {
     migrate(cluster, "m", "", "secrets").await;
     migrate(cluster, "next", "", "secrets").await;
     let mut first = cluster.start_manager_with("a", |config| {
-        config.serves_api = Arc::new(|group, _| group == "storagemigration.k8s.io")
+        config.serves_api = Arc::new(|group, _, _| group == "storagemigration.k8s.io")
     });
     cluster
         .until_idle("a first write", async || {
@@ -216,7 +216,7 @@ async fn a_migration_survives_its_controller() {
     assert!(noted.is_some());
     let waiting = migrations(cluster).get("next").await.unwrap();
     let _second = cluster.start_manager_with("a", |config| {
-        config.serves_api = Arc::new(|group, _| group == "storagemigration.k8s.io")
+        config.serves_api = Arc::new(|group, _, _| group == "storagemigration.k8s.io")
     });
     let migration = ended(cluster, "m").await;
     assert_eq!(conditions(&migration), DONE);

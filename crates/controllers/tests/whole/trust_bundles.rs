@@ -40,8 +40,7 @@ async fn the_serving_authority_is_published() {
         cluster.run_controllers(|config| {
             config.root_ca_pem = root;
             config.leader_elect = false;
-            config.serves_api =
-                Arc::new(|group, version| (group, version) == ("certificates.k8s.io", "v1beta1"));
+            config.serves_api = Arc::new(|_, _, plural| plural == "clustertrustbundles");
         })
     };
     // Waits until the signer has one bundle, with this content. Returns its name.

@@ -77,6 +77,11 @@ pub trait Hook: Send + Sync {
     /// Runs after the strategy of an update, for what it needs the clock for.
     fn stamp(&self, _new: &mut Value, _old: &Value, _part: WriteScope, _now: &dyn Fn() -> String) {}
 
+    /// The rules of an update that need the clock, where the kind's other rules are kept; `now` is Unix seconds.
+    fn check_update(&self, _new: &Value, _old: &Value, _part: WriteScope, _now: i64) -> Vec<field::Error> {
+        Vec::new()
+    }
+
     /// What a write asks of its namespace; `old` is absent when the object is new.
     fn needs(&self, _new: &Value, _old: Option<&Value>, _part: WriteScope) -> Option<Needed> {
         None
@@ -112,6 +117,7 @@ pub fn hook_of(facts: &skiff_api::facts::Resource, services: &Arc<services::Serv
         ("apiextensions.k8s.io", "customresourcedefinitions") => Arc::new(definitions::Definitions),
         ("", "persistentvolumes") => Arc::new(volumes::Volumes),
         ("certificates.k8s.io", "certificatesigningrequests") => Arc::new(requests::Requests),
+        ("certificates.k8s.io", "podcertificaterequests") => Arc::new(requests::PodRequests),
         ("resource.k8s.io", "resourceclaims" | "resourceclaimtemplates") => Arc::new(devices::Claims),
         ("resource.k8s.io", "resourceslices") => Arc::new(devices::Slices),
         _ => Arc::new(NoHook),

@@ -1,6 +1,7 @@
-//! CertificateSigningRequests: when a condition came and changed.
+//! CertificateSigningRequests: when a condition came and changed. PodCertificateRequests: a certificate begins about now.
 
 use serde_json::{Value, json};
+use skiff_meta::field;
 
 use super::Hook;
 use crate::object;
@@ -39,6 +40,17 @@ impl Hook for Requests {
                 condition["lastTransitionTime"] =
                     same.map_or_else(|| now.clone(), |old| old["lastTransitionTime"].clone());
             }
+        }
+    }
+}
+
+pub struct PodRequests;
+
+impl Hook for PodRequests {
+    fn check_update(&self, new: &Value, old: &Value, part: WriteScope, now: i64) -> Vec<field::Error> {
+        match part {
+            WriteScope::Status => skiff_api::certificates::begins_now(new, old, now),
+            _ => Vec::new(),
         }
     }
 }

@@ -16,4 +16,5 @@ pub mod param_access;
 pub mod rbac_source;
 pub mod repair;
 pub mod requester;
+pub mod signer_access;
 pub mod store_history;

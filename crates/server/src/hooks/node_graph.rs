@@ -1,4 +1,5 @@
-//! Feeds the Node authorizer: which pods, volumes, attachments and slices there are, as the cache tells it.
+//! Feeds the Node authorizer: which pods, volumes, attachments, slices and requests for certificates there are, as the cache
+//! tells it.
 
 use std::sync::Arc;
 
@@ -11,11 +12,12 @@ use super::follow::{Follower, follow};
 use crate::chain::Exchange;
 use crate::server::Inner;
 
-const RESOURCES: [(&str, &str); 4] = [
+const RESOURCES: [(&str, &str); 5] = [
     ("", "pods"),
     ("", "persistentvolumes"),
     ("storage.k8s.io", "volumeattachments"),
     ("resource.k8s.io", "resourceslices"),
+    ("certificates.k8s.io", "podcertificaterequests"),
 ];
 
 /// What a pod names may change in these parts only; where they are absent the pod need not be read again.
@@ -25,7 +27,7 @@ const CHANGING: [&[u8]; 3] = [
     b"\"extendedResourceClaimStatus\"",
 ];
 
-/// Follows the four resources for as long as the server runs, once all that is there is known.
+/// Follows those that are served for as long as the server runs, once all that is there is known.
 pub async fn start(inner: &Arc<Inner>) -> Result<(), Status> {
     for (group, plural) in RESOURCES {
         let Some(resource) = inner.registry.resources.preferred(group, plural).cloned() else {
@@ -72,8 +74,11 @@ fn apply(inner: &Inner, plural: &str, kind: EventKind, entry: &Entry) {
         "pods" => graph.add_pod(&object),
         "persistentvolumes" if gone => graph.remove_volume(&head.name),
         "persistentvolumes" => graph.add_volume(&object),
-        "volumeattachments" => graph.set_node(Sort::VolumeAttachment, &head.name, node),
-        _ => graph.set_node(Sort::ResourceSlice, &head.name, node),
+        "volumeattachments" => graph.set_node(Sort::VolumeAttachment, "", &head.name, node),
+        "podcertificaterequests" => {
+            graph.set_node(Sort::PodCertificateRequest, &head.namespace, &head.name, node);
+        }
+        _ => graph.set_node(Sort::ResourceSlice, "", &head.name, node),
     }
 }
 

@@ -18,8 +18,8 @@ const RESOURCES: [&str; 4] = ["clusterroles", "clusterrolebindings", "roles", "r
 /// Makes the missing bootstrap objects, and adds what present ones lack.
 pub async fn ensure(inner: &Arc<Inner>) -> Result<(), Status> {
     let resources = &inner.registry.resources;
-    let mut objects =
-        skiff_auth::bootstrap_objects(|group, version| resources.has_group_version(group, version));
+    let serves = |group: &str, version: &str, plural: &str| resources.get(group, version, plural).is_some();
+    let mut objects = skiff_auth::bootstrap_objects(serves);
     skiff_auth::fill_aggregated(&mut objects);
     inner.authorizer.rbac.update(objects.iter().map(Ok));
     let writes = objects

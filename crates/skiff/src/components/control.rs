@@ -35,7 +35,8 @@ pub(super) async fn prepare_controllers(machine: &Machine) -> Result<Prepared> {
     config.token_signer = Some(certificates.token_signer()?);
     config.controllers = ControllerSelection::parse(&machine.args.controllers)?;
     let served = machine.args.apis.runtime_config()?;
-    config.serves_api = Arc::new(move |group, version| served.serves_version(group, version));
+    config.serves_api =
+        Arc::new(move |group, version, plural| served.serves_on_request(group, version, plural));
     // Each controller has a client of its own identity.
     let run = move |_, stop: tokio_util::sync::CancellationToken| {
         let (mut config, mut ca) = (config.clone(), ca.clone());

@@ -19,6 +19,20 @@ fn objects() -> Objects {
             "pods",
             json!({"metadata": {"namespace": "ns", "name": "theirs", "uid": "t"}, "spec": {"nodeName": "o"}}),
         ),
+        (
+            "pods",
+            json!({"metadata": {"namespace": "ns", "name": "served", "uid": "s"},
+                "spec": {"nodeName": "n", "serviceAccountName": "sa"}}),
+        ),
+        (
+            "pods",
+            json!({"metadata": {"namespace": "ns", "name": "mirror", "uid": "i", "annotations": {"kubernetes.io/config.mirror": "x"}},
+                "spec": {"nodeName": "n"}}),
+        ),
+        (
+            "serviceaccounts",
+            json!({"metadata": {"namespace": "ns", "name": "sa", "uid": "a"}}),
+        ),
     ])
 }
 
@@ -399,6 +413,73 @@ async fn leases_and_the_like_have_the_nodes_name() {
         claim("Lost", "1"),
         claim("Bound", "1"),
         Some("node \"n\" is not allowed to update fields other than status.quantity and status.conditions"),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn a_node_asks_for_certificates_of_its_own_pods() {
+    const REQUESTS: &str = "certificates.k8s.io/podcertificaterequests";
+    let request = |change: Value| {
+        let mut request = json!({"spec": {"podName": "served", "podUID": "s", "serviceAccountName": "sa",
+            "serviceAccountUID": "a", "nodeName": "n", "nodeUID": "u"}});
+        for (key, value) in change.as_object().unwrap() {
+            request["spec"][key] = value.clone();
+        }
+        request
+    };
+    created(REQUESTS, request(json!({})), None).await;
+    for (change, why) in [
+        (
+            json!({"nodeName": "o"}),
+            "PodCertificateRequest.Spec.NodeName=\"o\", which is not the requesting node \"n\"",
+        ),
+        (
+            json!({"nodeUID": "x"}),
+            "PodCertificateRequest for pod \"ns/served\" names node UID \"x\", inconsistent with the running node (\"u\")",
+        ),
+        (
+            json!({"podName": "none"}),
+            "while retrieving pod \"ns/none\" named in the PodCertificateRequest: pod \"none\" not found",
+        ),
+        (
+            json!({"podUID": "x"}),
+            "PodCertificateRequest for pod \"ns/served\" contains pod UID (\"x\") which differs from running pod \"s\"",
+        ),
+        (
+            json!({"podName": "theirs", "podUID": "t"}),
+            "pod \"ns/theirs\" is not running on node \"n\" named in the PodCertificateRequest",
+        ),
+        (
+            json!({"podName": "mirror", "podUID": "i"}),
+            "pod \"ns/mirror\" is a mirror pod",
+        ),
+        (
+            json!({"serviceAccountName": "other"}),
+            "PodCertificateRequest for pod \"ns/served\" contains serviceAccountName (\"other\") that differs from running pod (\"sa\")",
+        ),
+        (
+            json!({"serviceAccountUID": "x"}),
+            "PodCertificateRequest for pod \"ns/served\" names service account UID \"x\", which differs from the running service account (\"a\")",
+        ),
+    ] {
+        created(REQUESTS, request(change), Some(why)).await;
+    }
+    let unchanged = request(json!({}));
+    updated(
+        REQUESTS,
+        "req-1",
+        unchanged.clone(),
+        unchanged.clone(),
+        Some("unexpected operation UPDATE"),
+    )
+    .await;
+    updated(
+        "certificates.k8s.io/podcertificaterequests:status",
+        "req-1",
+        unchanged.clone(),
+        unchanged,
+        Some("unexpected operation UPDATE"),
     )
     .await;
 }
