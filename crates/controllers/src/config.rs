@@ -51,6 +51,10 @@ pub struct ControllersConfig {
     pub resource_quota_sync_period: Duration,
     /// How often volumes and claims that are not settled are looked at, whatever changes.
     pub volume_binder_sync_period: Duration,
+    /// PodCertificateRequests that are older than this are deleted.
+    pub pod_certificate_request_threshold: Duration,
+    /// How often PodCertificateRequests are looked at.
+    pub pod_certificate_request_sync_period: Duration,
     /// How many keys controllers work on at a time.
     pub concurrency: Concurrency,
     /// Which controllers run.
@@ -101,6 +105,8 @@ impl ControllersConfig {
             namespace_sync_period: Duration::from_secs(300),
             resource_quota_sync_period: Duration::from_secs(300),
             volume_binder_sync_period: Duration::from_secs(15),
+            pod_certificate_request_threshold: Duration::from_secs(15 * 60),
+            pod_certificate_request_sync_period: Duration::from_secs(5 * 60),
             concurrency: Concurrency::default(),
             controllers: ControllerSelection::default(),
             serves_api: Arc::new(|_, _, _| false),

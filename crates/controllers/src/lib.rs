@@ -26,6 +26,7 @@ mod metrics;
 mod namespace;
 mod node;
 mod ownership;
+mod pod_certificate_cleaner;
 mod pods;
 mod replicas;
 mod resource_claim;
@@ -375,6 +376,13 @@ const CONTROLLERS: &[Spec] = &[
         "kube-apiserver-serving-clustertrustbundle-publisher",
         trust_bundle_publisher::run,
         Some(("certificates.k8s.io", "v1beta1", "clustertrustbundles"))
+    ),
+    controller!(
+        "podcertificaterequest-cleaner-controller",
+        "podcertificaterequestcleaner",
+        "podcertificaterequestcleaner",
+        pod_certificate_cleaner::run,
+        Some(("certificates.k8s.io", "v1beta1", "podcertificaterequests"))
     ),
 ];
 

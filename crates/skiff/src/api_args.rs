@@ -53,6 +53,11 @@ mod tests {
             "--controllers: storage-version-migrator-controller needs --runtime-config=storagemigration.k8s.io/v1beta1/storageversionmigrations=true",
         );
         check(
+            &["certificates.k8s.io/v1beta1/clustertrustbundles=true"],
+            &["podcertificaterequest-cleaner-controller"],
+            "--controllers: podcertificaterequest-cleaner-controller needs --runtime-config=certificates.k8s.io/v1beta1/podcertificaterequests=true",
+        );
+        check(
             &["example.com/v1=true"],
             &["*"],
             "--runtime-config: unknown api group \"example.com\"",

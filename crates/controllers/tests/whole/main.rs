@@ -19,6 +19,7 @@ mod migrations;
 mod namespaces;
 mod nodes;
 mod outages;
+mod pod_certificates;
 mod protection;
 mod replicas;
 mod restarts;
