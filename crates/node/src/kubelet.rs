@@ -37,6 +37,7 @@ use crate::node_shutdown;
 use crate::node_status::node_reference;
 use crate::objects::{Objects, error_message};
 use crate::plugin_registry::{CSI_PLUGIN, PluginRegistry};
+use crate::pod_certificates::{self, PodCertificates};
 use crate::pod_state::PodState;
 use crate::pod_worker::PodWorker;
 use crate::pods;
@@ -224,8 +225,11 @@ pub async fn run(mut config: NodeConfig, client: Client, shutdown: CancellationT
         factory.informer(),
         node.clone(),
     ));
+    let certificates = PodCertificates::new();
+    certificates.count(&metrics.registry);
     let volumes = Volumes::new(&config.data_dir, objects.clone())
         .with_recorder(recorder.clone())
+        .with_certificates(certificates.clone())
         .with_csi(csi.clone())
         .with_metrics(&metrics.registry);
     let on_disk = volumes.pods_on_disk().into_iter();
@@ -334,7 +338,15 @@ pub async fn run(mut config: NodeConfig, client: Client, shutdown: CancellationT
     tasks.spawn(kubelet.clone().run_pod_resources());
     tasks.spawn(kubelet.device_plugins.clone().run(shutdown.clone()));
     tasks.spawn(csi.run(shutdown.clone()));
-    tasks.spawn(kubelet.clone().run_object_changes(watched));
+    let access = pod_certificates::Access {
+        client: kubelet.client.clone(),
+        informers: factory.clone(),
+        node: kubelet.node.clone(),
+        node_name: kubelet.config.node_name.clone(),
+        recorder: kubelet.recorder.clone(),
+    };
+    tasks.spawn(certificates.clone().run(access, shutdown.clone()));
+    tasks.spawn(kubelet.clone().run_object_changes(watched, certificates));
     tasks.spawn(server::serve(kubelet.clone(), listener, tls));
     if let Some(address) = kubelet.config.healthz_address() {
         tasks.spawn(server::serve_healthz(address, shutdown.clone()));
@@ -401,12 +413,14 @@ where
 }
 
 impl Kubelet {
-    /// Has pods looked at when a ConfigMap or Secret in their volumes changed, or a driver came that they may wait for.
-    async fn run_object_changes(self: Arc<Self>, watched: Arc<Watched>) {
+    /// Has pods looked at when a ConfigMap or Secret in their volumes changed, a certificate was issued or refused, or a driver
+    /// came that they may wait for.
+    async fn run_object_changes(self: Arc<Self>, watched: Arc<Watched>, certificates: Arc<PodCertificates>) {
         loop {
             tokio::select! {
                 () = self.shutdown.cancelled() => return,
                 uids = watched.changed() => uids.iter().for_each(|uid| self.wake(uid)),
+                uids = certificates.changed() => uids.iter().for_each(|uid| self.wake(uid)),
                 () = self.csi.driver_registered() => {
                     self.states().iter().for_each(|state| state.wake.notify_one());
                 }

@@ -50,6 +50,7 @@ mod observed;
 mod plan;
 mod pleg;
 mod plugin_registry;
+mod pod_certificates;
 #[cfg(test)]
 mod pod_fields;
 mod pod_resources;

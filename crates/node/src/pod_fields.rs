@@ -20,6 +20,9 @@ use Fate::{Acts, Refused};
 /// Where what `iscsi` volumes say is checked, and where what disks say is read.
 const NAMES: &str = "node/src/volumes/disks/iscsi/names.rs";
 const TYPES: &str = "node/src/volumes/disks/types.rs";
+/// Where the sources of projected volumes are, and who asks for certificates.
+const PROJECTED: &str = "node/src/volumes/projected.rs";
+const CERTIFICATES: &str = "node/src/pod_certificates/mod.rs";
 
 /// The types of volumes. What has no type in `volumes/volume_type.rs` is refused by its name.
 fn volume() -> Vec<(&'static str, Fate)> {
@@ -303,6 +306,45 @@ fn fates() -> BTreeMap<&'static str, Vec<(&'static str, Fate)>> {
             ],
         ),
         ("Volume", volume()),
+        (
+            "VolumeProjection",
+            [
+                ("secret", "part.secret"),
+                ("downwardAPI", "part.downward_api"),
+                ("configMap", "part.config_map"),
+                ("serviceAccountToken", "part.service_account_token"),
+                ("clusterTrustBundle", "part.cluster_trust_bundle"),
+                ("podCertificate", "part.pod_certificate"),
+            ]
+            .map(|(field, words)| (field, Acts(PROJECTED, words)))
+            .into(),
+        ),
+        (
+            "PodCertificateProjection",
+            [
+                ("signerName", CERTIFICATES, "source.signer_name"),
+                ("keyType", CERTIFICATES, "source.key_type"),
+                (
+                    "maxExpirationSeconds",
+                    CERTIFICATES,
+                    "source.max_expiration_seconds",
+                ),
+                ("userAnnotations", CERTIFICATES, "source.user_annotations"),
+                (
+                    "credentialBundlePath",
+                    PROJECTED,
+                    "certificate.credential_bundle_path",
+                ),
+                ("keyPath", PROJECTED, "certificate.key_path"),
+                (
+                    "certificateChainPath",
+                    PROJECTED,
+                    "certificate.certificate_chain_path",
+                ),
+            ]
+            .map(|(field, file, words)| (field, Acts(file, words)))
+            .into(),
+        ),
         (
             "ISCSIVolumeSource",
             [

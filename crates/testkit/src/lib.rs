@@ -11,6 +11,7 @@ mod image;
 mod logind;
 mod machines;
 mod outage;
+mod pod_signer;
 mod random;
 pub mod registers;
 mod webhook;
@@ -26,6 +27,7 @@ pub use image::{BUSYBOX, PAUSE, ballast_archive, busybox_archive, pause_archive}
 pub use logind::Logind;
 pub use machines::{Machine, Switch};
 pub use outage::StoreSwitch;
+pub use pod_signer::PodSigner;
 pub use random::Random;
 pub use webhook::Webhook;
 

@@ -33,6 +33,7 @@ use parking_lot::Mutex;
 
 use crate::field_ref::NodeFacts;
 use crate::objects::Objects;
+use crate::pod_certificates::PodCertificates;
 use crate::pods;
 use atomic_writer::Payload;
 use csi::Csi;
@@ -127,6 +128,8 @@ pub struct Volumes {
     recorder: Option<EventRecorder>,
     /// The PersistentVolumes that pods of this node have mounted.
     claimed: Mutex<claims::Claimed>,
+    /// `None` where there is nobody to ask for them.
+    certificates: Option<Arc<PodCertificates>>,
     /// The drivers of others; `None` where there is no API to tell of them.
     csi: Option<Arc<Csi>>,
     disks: Arc<Disks>,
@@ -143,6 +146,7 @@ impl Volumes {
             tokens: Tokens::default(),
             recorder: None,
             claimed: Mutex::default(),
+            certificates: None,
             csi: None,
             disks: Disks::new(data_dir, disks::Host::default()),
             metrics: None,
@@ -154,6 +158,13 @@ impl Volumes {
     pub fn with_recorder(self, recorder: EventRecorder) -> Self {
         Volumes {
             recorder: Some(recorder),
+            ..self
+        }
+    }
+
+    pub fn with_certificates(self, certificates: Arc<PodCertificates>) -> Self {
+        Volumes {
+            certificates: Some(certificates),
             ..self
         }
     }
@@ -330,6 +341,9 @@ impl Volumes {
     pub async fn tear_down(&self, uid: &str) -> io::Result<()> {
         self.tokens.forget(uid);
         self.objects.forget(uid);
+        if let Some(certificates) = &self.certificates {
+            certificates.forget(uid);
+        }
         self.disks.settle(uid).await;
         let pod_dir = self.pod_dir(uid);
         let sub_paths = pod_dir.join("volume-subpaths");

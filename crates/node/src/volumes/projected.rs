@@ -1,8 +1,9 @@
-//! `projected`: ConfigMaps, Secrets, fields of the pod, tokens and ClusterTrustBundles as files of one volume.
+//! `projected`: ConfigMaps, Secrets, fields of the pod, tokens, ClusterTrustBundles and certificates of the pod as files of one
+//! volume.
 
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{
-    Pod, ProjectedVolumeSource, ServiceAccountTokenProjection, VolumeProjection,
+    Pod, PodCertificateProjection, ProjectedVolumeSource, ServiceAccountTokenProjection, VolumeProjection,
 };
 
 use super::atomic_writer::{File, Payload};
@@ -46,7 +47,8 @@ async fn payload(
     let sources = source.sources.as_deref().unwrap_or_default();
     let parts = sources
         .iter()
-        .map(|part| part_of(host, wanted, part, default_mode));
+        .enumerate()
+        .map(|(index, part)| part_of(host, wanted, index, part, default_mode));
     let mut payload = Payload::new();
     let mut errors = Vec::new();
     for result in futures::future::join_all(parts).await {
@@ -65,6 +67,7 @@ async fn payload(
 async fn part_of(
     host: &Volumes,
     wanted: &Wanted<'_>,
+    index: usize,
     part: &VolumeProjection,
     default_mode: i32,
 ) -> Result<Payload, String> {
@@ -98,15 +101,39 @@ async fn part_of(
         let (mode, owner) = mode_and_owner(wanted.pod, default_mode);
         return Ok(Payload::from([(bundle.path.clone(), File { data, mode, owner })]));
     }
+    if let Some(certificate) = &part.pod_certificate {
+        return certificate_files(host, wanted, index, certificate, default_mode);
+    }
     // COMPAT: where the feature of a source is off, the API server drops it and keeps an empty one. Upstream's node passes over
     // that; here a pod does not start without what it asked for.
-    Err(match part.pod_certificate {
-        Some(_) => "podCertificate projections are not supported by this node",
-        None => {
-            "a source of the projected volume is empty: the API server drops podCertificate, and clusterTrustBundle unless --runtime-config=certificates.k8s.io/v1beta1/clustertrustbundles=true"
-        }
-    }
-    .to_owned())
+    Err("a source of the projected volume is empty: the API server drops clusterTrustBundle unless --runtime-config=certificates.k8s.io/v1beta1/clustertrustbundles=true, and podCertificate unless --runtime-config=certificates.k8s.io/v1beta1/podcertificaterequests=true".to_owned())
+}
+
+/// Key and certificates, in one file or in two: all of them are of the same issue.
+fn certificate_files(
+    host: &Volumes,
+    wanted: &Wanted<'_>,
+    index: usize,
+    certificate: &PodCertificateProjection,
+    default_mode: i32,
+) -> Result<Payload, String> {
+    let Some(certificates) = &host.certificates else {
+        return Err("podCertificate projections are not supported by this node".to_owned());
+    };
+    let issued = certificates.get(wanted.pod, &wanted.volume.name, index, certificate)?;
+    let (mode, owner) = mode_and_owner(wanted.pod, default_mode);
+    let bundle = [issued.key.as_slice(), issued.chain.as_slice()].concat();
+    let files = [
+        (&certificate.credential_bundle_path, bundle),
+        (&certificate.key_path, issued.key),
+        (&certificate.certificate_chain_path, issued.chain),
+    ];
+    let named = files
+        .into_iter()
+        .filter_map(|(path, data)| Some((path.clone().filter(|path| !path.is_empty())?, data)));
+    Ok(named
+        .map(|(path, data)| (path, File { data, mode, owner }))
+        .collect())
 }
 
 async fn token_file(

@@ -12,6 +12,7 @@ mod dra;
 mod ends;
 mod managers;
 mod objects;
+mod pod_certificates;
 mod pressure;
 mod resize;
 mod restart_all;
