@@ -160,6 +160,8 @@ fn reach(generator: &mut SchemaGenerator) {
         k8s_openapi::api::resource::v1::ResourceClaimTemplate,
         k8s_openapi::api::resource::v1::ResourceSlice,
         k8s_openapi::api::scheduling::v1::PriorityClass,
+        k8s_openapi::api::scheduling::v1alpha2::PodGroup,
+        k8s_openapi::api::scheduling::v1alpha2::Workload,
         k8s_openapi::api::storage::v1::CSIDriver,
         k8s_openapi::api::storage::v1::CSINode,
         k8s_openapi::api::storage::v1::CSIStorageCapacity,

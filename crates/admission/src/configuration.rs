@@ -54,14 +54,12 @@ const KNOWN: [&str; 41] = [
 ];
 
 /// Those that the server adds itself, and those of features that are off, which do nothing.
-const ELSEWHERE: [&str; 8] = [
+const ELSEWHERE: [&str; 6] = [
     "MutatingAdmissionPolicy",
     "MutatingAdmissionWebhook",
     "ValidatingAdmissionPolicy",
     "ValidatingAdmissionWebhook",
     "AlwaysAdmit",
-    "PodGroupProtection",
-    "PodGroupWorkloadExists",
     "JobValidation",
 ];
 

@@ -100,6 +100,8 @@ pub static KINDS: &[&Kind] = &[
     &resource::RESOURCE_CLAIM_TEMPLATE,
     &resource::RESOURCE_SLICE,
     &scheduling::PRIORITY_CLASS,
+    &scheduling::POD_GROUP,
+    &scheduling::WORKLOAD,
     &storage::CSI_DRIVER,
     &storage::CSI_NODE,
     &storage::CSI_STORAGE_CAPACITY,

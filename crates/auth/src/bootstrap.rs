@@ -20,6 +20,12 @@ const ON_REQUEST: &[(&str, &str, &str, &str)] = &[
         include_str!("../data/podcertificaterequests.txt"),
     ),
     (
+        "scheduling.k8s.io",
+        "v1alpha2",
+        "podgroups",
+        include_str!("../data/podgroups.txt"),
+    ),
+    (
         "storagemigration.k8s.io",
         "v1beta1",
         "storageversionmigrations",
@@ -228,6 +234,12 @@ mod tests {
         let publisher =
             find("system:controller:kube-apiserver-serving-clustertrustbundle-publisher").unwrap();
         assert_eq!(publisher["rules"].as_array().unwrap().len(), 3);
+        let may_write = |name: &str| find(name).unwrap()["rules"].to_string().contains("podgroups");
+        assert!(
+            ["admin", "edit", "view", "system:kube-scheduler"]
+                .iter()
+                .all(|name| may_write(name))
+        );
         let by_default = bootstrap_objects(|_, _, _| false);
         assert!(
             by_default

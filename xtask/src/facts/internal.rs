@@ -12,8 +12,8 @@ use super::resources::Group;
 
 const META: &str = "k8s.io/apimachinery/pkg/apis/meta/v1";
 
-/// The internal package of a group and the public one that has its names in JSON.
-fn packages(group: &str) -> (String, String) {
+/// The internal package of a group and the public ones that have its names in JSON.
+fn packages(group: &str) -> (String, Vec<String>) {
     let short = match group {
         "" => "core",
         "flowcontrol.apiserver.k8s.io" => "flowcontrol",
@@ -23,22 +23,25 @@ fn packages(group: &str) -> (String, String) {
     match short {
         "apiextensions" => (
             "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions".into(),
-            "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1".into(),
+            vec!["k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1".into()],
         ),
         "apiregistration" => (
             "k8s.io/kube-aggregator/pkg/apis/apiregistration".into(),
-            "k8s.io/kube-aggregator/pkg/apis/apiregistration/v1".into(),
+            vec!["k8s.io/kube-aggregator/pkg/apis/apiregistration/v1".into()],
         ),
         _ => {
-            let version = match short {
-                "autoscaling" => "v2",
-                "storagemigration" => "v1beta1",
-                _ => "v1",
+            let versions: &[&str] = match short {
+                "autoscaling" => &["v2"],
+                // Some kinds of stable groups have no stable version yet.
+                "certificates" => &["v1", "v1beta1"],
+                "scheduling" => &["v1", "v1alpha2"],
+                "storagemigration" => &["v1beta1"],
+                _ => &["v1"],
             };
-            (
-                format!("k8s.io/kubernetes/pkg/apis/{short}"),
-                format!("k8s.io/api/{short}/{version}"),
-            )
+            let public = versions
+                .iter()
+                .map(|version| format!("k8s.io/api/{short}/{version}"));
+            (format!("k8s.io/kubernetes/pkg/apis/{short}"), public.collect())
         }
     }
 }
@@ -51,16 +54,16 @@ pub fn collect(loader: &mut Loader, groups: &[Group]) -> Result<String> {
         if group.name == "events.k8s.io" {
             continue;
         }
-        let (internal, v1) = packages(&group.name);
+        let (internal, versions) = packages(&group.name);
         for resource in group.versions.iter().flat_map(|(_, resources)| resources) {
             // Reviews are never shown.
             if resource.storage.is_some() {
-                public.insert(internal.clone(), v1.clone());
+                public.insert(internal.clone(), versions.clone());
                 wanted.push_back((internal.clone(), resource.kind.clone()));
             }
         }
     }
-    public.insert(META.to_owned(), META.to_owned());
+    public.insert(META.to_owned(), vec![META.to_owned()]);
     let mut seen = BTreeSet::new();
     let mut blocks = BTreeMap::new();
     while let Some((import, name)) = wanted.pop_front() {
@@ -79,7 +82,7 @@ pub fn collect(loader: &mut Loader, groups: &[Group]) -> Result<String> {
             let (tag_name, tag_flags) = tag.split_once(',').unwrap_or((tag, ""));
             let own = public.get(&import).filter(|_| import != META);
             let json = match own {
-                Some(v1) => json_name(loader, v1, &name, field)?,
+                Some(versions) => json_name(loader, versions, &name, field)?,
                 None => tag_name.to_owned(),
             };
             let embedded = field.name.is_empty() && (tag_name.is_empty() || import == META);
@@ -115,7 +118,7 @@ fn label(import: &str, name: &str) -> String {
 }
 
 /// The name that the public type of the same name gives to this field.
-fn json_name(loader: &mut Loader, public: &str, owner: &str, field: &GoField) -> Result<String> {
+fn json_name(loader: &mut Loader, public: &[String], owner: &str, field: &GoField) -> Result<String> {
     if field.name.is_empty() {
         return Ok(if field.type_text.ends_with("ObjectMeta") {
             "metadata"
@@ -124,9 +127,8 @@ fn json_name(loader: &mut Loader, public: &str, owner: &str, field: &GoField) ->
         }
         .to_owned());
     }
-    // A kind of a stable group may have no stable version yet.
-    for public in [public.to_owned(), format!("{public}beta1")] {
-        if let Ok(Body::Struct(fields)) = loader.body(&public, owner)
+    for package in public {
+        if let Ok(Body::Struct(fields)) = loader.body(package, owner)
             && let Some(same) = fields.iter().find(|f| f.name == field.name)
             && let Some(tag) = same.tags.get("json")
         {

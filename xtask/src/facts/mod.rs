@@ -29,6 +29,7 @@ pub fn served_by_default(version: &str) -> bool {
 /// own files.
 pub const SERVED_ON_REQUEST: &[(&str, &str)] = &[
     ("certificates.k8s.io", "v1beta1"),
+    ("scheduling.k8s.io", "v1alpha2"),
     ("storagemigration.k8s.io", "v1beta1"),
 ];
 

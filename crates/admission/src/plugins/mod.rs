@@ -12,6 +12,8 @@ mod limit_ranger;
 mod namespace_lifecycle;
 mod node_restriction;
 mod persistent_volume_claim_resize;
+mod pod_group_protection;
+mod pod_group_workload_exists;
 mod pod_resize;
 mod pod_security;
 mod pod_topology_labels;
@@ -34,6 +36,8 @@ pub use limit_ranger::LimitRanger;
 pub use namespace_lifecycle::NamespaceLifecycle;
 pub use node_restriction::NodeRestriction;
 pub use persistent_volume_claim_resize::PersistentVolumeClaimResize;
+pub use pod_group_protection::PodGroupProtection;
+pub use pod_group_workload_exists::PodGroupWorkloadExists;
 pub use pod_resize::{NodeDeclaredFeatureValidator, PodResizeValidator};
 pub use pod_security::PodSecurity;
 pub use pod_topology_labels::PodTopologyLabels;
@@ -60,6 +64,7 @@ pub fn recommended() -> Vec<Box<dyn Plugin>> {
         Box::new(DefaultTolerationSeconds),
         Box::new(DefaultStorageClass),
         Box::new(StorageObjectInUseProtection),
+        Box::new(PodGroupProtection),
         Box::new(PersistentVolumeClaimResize),
         Box::new(RuntimeClass),
         Box::new(CertificateApproval),
@@ -68,6 +73,7 @@ pub fn recommended() -> Vec<Box<dyn Plugin>> {
         Box::new(CertificateSubjectRestriction),
         Box::new(DefaultIngressClass),
         Box::new(PodTopologyLabels),
+        Box::new(PodGroupWorkloadExists),
         Box::new(NodeDeclaredFeatureValidator),
         Box::new(PodResizeValidator),
         Box::new(ResourceQuota),

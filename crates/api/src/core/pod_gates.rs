@@ -13,6 +13,8 @@ pub struct Features {
     pub cluster_trust_bundles: bool,
     /// Projections of certificates that are issued to the pod.
     pub pod_certificates: bool,
+    /// Pods that belong to a PodGroup.
+    pub pod_groups: bool,
 }
 
 const CONTAINERS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
@@ -58,7 +60,7 @@ fn spec_fields(spec: &mut Value, old: &Value, on: Features) {
             });
         }
     }
-    if at(old, "schedulingGroup").is_null() {
+    if !on.pod_groups && at(old, "schedulingGroup").is_null() {
         walk::remove(spec, "schedulingGroup");
     }
     if uses_stop_signal(spec) && !uses_stop_signal(old) {
@@ -139,5 +141,12 @@ mod tests {
             None,
             sources(json!([{}, {"podCertificate": {}}])),
         );
+        let grouped = json!({"schedulingGroup": {"podGroupName": "g"}});
+        check(grouped.clone(), Some(grouped.clone()), grouped.clone());
+        let on = Features {
+            pod_groups: true,
+            ..Features::default()
+        };
+        with(on, grouped.clone(), None, grouped);
     }
 }

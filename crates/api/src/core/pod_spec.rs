@@ -60,7 +60,22 @@ pub fn validate(spec: &Node, old: Option<&Value>, is_pod: bool, errors: &mut Err
     security::host_name(spec, errors);
     named_references(spec, errors);
     windows::operating_system(spec, errors);
+    scheduling_group(spec, errors);
     env::file_volumes(spec, errors);
+}
+
+/// The group of pods that this one is scheduled with.
+fn scheduling_group(spec: &Node, errors: &mut Errors) {
+    let group = spec.field("schedulingGroup");
+    if !group.is_set() {
+        return;
+    }
+    let name = group.field("podGroupName");
+    if name.is_set() {
+        errors.rule(&name, object_meta::dns_subdomain(name.str(), false));
+    } else {
+        errors.invalid_value(&name, Value::Null, "must specify one of: `podGroupName`");
+    }
 }
 
 fn named_references(spec: &Node, errors: &mut Errors) {

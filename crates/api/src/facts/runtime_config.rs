@@ -196,6 +196,7 @@ impl RuntimeConfig {
         Features {
             cluster_trust_bundles: certificates("clustertrustbundles"),
             pod_certificates: certificates("podcertificaterequests"),
+            pod_groups: self.serves_on_request("scheduling.k8s.io", "v1alpha2", "podgroups"),
         }
     }
 
@@ -268,7 +269,10 @@ mod tests {
         let config = RuntimeConfig::parse(&["api/alpha=true", "storage.k8s.io/v1alpha1=false"]).unwrap();
         assert!(config.missing().contains(&"resource.k8s.io/v1alpha3".to_owned()));
         assert!(!config.missing().contains(&"storage.k8s.io/v1alpha1".to_owned()));
-        assert!(config.is_default());
+        assert!(config.pod_features().pod_groups);
+        let workloads = RuntimeConfig::parse(&["scheduling.k8s.io/v1alpha2/workloads=true"]).unwrap();
+        assert!(!workloads.pod_features().pod_groups && !workloads.is_default());
+        assert!(!RuntimeConfig::default().pod_features().pod_groups);
         let version = "certificates.k8s.io/v1beta1";
         for (pairs, bundles, pods) in [
             (vec![], false, false),
@@ -293,6 +297,7 @@ mod tests {
             let expected = Features {
                 cluster_trust_bundles: bundles,
                 pod_certificates: pods,
+                ..Features::default()
             };
             assert_eq!(config.pod_features(), expected, "{pairs:?}");
         }
@@ -317,7 +322,7 @@ mod tests {
             ),
             (
                 "resource.k8s.io/v1beta1=true",
-                "skiff does not serve resource.k8s.io/v1beta1; of the APIs that are off by default it serves: certificates.k8s.io/v1beta1, storagemigration.k8s.io/v1beta1",
+                "skiff does not serve resource.k8s.io/v1beta1; of the APIs that are off by default it serves: certificates.k8s.io/v1beta1, scheduling.k8s.io/v1alpha2, storagemigration.k8s.io/v1beta1",
             ),
             (
                 "apps/v1=false",

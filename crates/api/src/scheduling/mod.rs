@@ -1,4 +1,11 @@
-//! The group `scheduling.k8s.io`: PriorityClasses.
+//! The group `scheduling.k8s.io`: PriorityClasses, and of a version that is off by default Workloads and PodGroups.
+
+mod pod_group;
+mod policy;
+mod workload;
+
+pub use pod_group::POD_GROUP;
+pub use workload::WORKLOAD;
 
 use serde_json::json;
 

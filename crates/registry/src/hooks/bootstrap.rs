@@ -327,6 +327,7 @@ pub fn priorities(group: &str, version: &str) -> (i64, i64) {
         ("autoscaling", "v2") => 30,
         ("flowcontrol.apiserver.k8s.io" | "resource.k8s.io", "v1") => 21,
         ("certificates.k8s.io" | "storagemigration.k8s.io", "v1beta1") => 9,
+        ("scheduling.k8s.io", "v1alpha2") => 2,
         _ => 15,
     };
     (of_group, of_version)
