@@ -27,6 +27,7 @@ mod namespace;
 mod node;
 mod ownership;
 mod pod_certificate_cleaner;
+mod pod_group_protection;
 mod pods;
 mod replicas;
 mod resource_claim;
@@ -362,6 +363,13 @@ const CONTROLLERS: &[Spec] = &[
         "service-cidrs-controller",
         "service-cidr-controller",
         service_cidr::run
+    ),
+    controller!(
+        "podgroup-protection-controller",
+        "podgroup-protection-controller",
+        "podgroup-protection-controller",
+        pod_group_protection::run,
+        Some(("scheduling.k8s.io", "v1alpha2", "podgroups"))
     ),
     controller!(
         "storage-version-migrator-controller",

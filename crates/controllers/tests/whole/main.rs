@@ -20,6 +20,7 @@ mod namespaces;
 mod nodes;
 mod outages;
 mod pod_certificates;
+mod pod_groups;
 mod protection;
 mod replicas;
 mod restarts;
