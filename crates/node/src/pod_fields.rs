@@ -248,10 +248,10 @@ fn fates() -> BTreeMap<&'static str, Vec<(&'static str, Fate)>> {
                 ),
                 ("resources", Acts("node/src/resize/record.rs", "spec.resources")),
                 ("hostnameOverride", Acts("node/src/hosts.rs", "hostname_override")),
-                // Alpha; the API drops it.
+                // Alpha: dropped unless PodGroups are served.
                 (
                     "schedulingGroup",
-                    Refused("api/src/core/pod_gates.rs", "schedulingGroup"),
+                    Acts("scheduler/src/pod.rs", "scheduling_group"),
                 ),
             ],
         ),

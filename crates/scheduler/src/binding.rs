@@ -346,7 +346,7 @@ impl Scheduler {
 }
 
 /// True if the server, or the way to it, may do better the next time.
-fn may_pass(error: &kube::Error) -> bool {
+pub(crate) fn may_pass(error: &kube::Error) -> bool {
     match error {
         kube::Error::Api(status) => matches!(status.code, 409 | 429) || status.code >= 500,
         _ => true,

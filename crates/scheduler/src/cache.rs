@@ -56,11 +56,15 @@ pub(crate) struct Cache {
     /// Where the next cycle begins with the nodes.
     pub(crate) next_start: usize,
     pub(crate) assume_ttl: Option<Duration>,
+    /// PodGroups are served; otherwise pods that name one are scheduled by themselves.
+    pub(crate) pod_groups: bool,
 }
 
 impl Cache {
     pub(crate) fn read(&mut self, pod: &Pod) -> Arc<PodInfo> {
-        Arc::new(PodInfo::new(pod, &mut self.shapes))
+        let mut info = PodInfo::new(pod, &mut self.shapes);
+        info.pod_group = info.pod_group.filter(|_| self.pod_groups);
+        Arc::new(info)
     }
 
     /// The nodes that exist.

@@ -5,6 +5,7 @@ use crate::pod::PodInfo;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::resource::v1::ResourceClaim;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
+use skiff_client::Key;
 use std::sync::Arc;
 
 #[derive(Debug, Clone)]
@@ -15,6 +16,9 @@ pub(crate) enum ClusterEvent {
         new: Arc<NodeMeta>,
     },
     NodeDeleted(Arc<NodeMeta>),
+    /// A pod of a PodGroup that waits for a node appeared.
+    PodAdded(Arc<PodInfo>),
+    PodGroupAdded(Key),
     /// A pod was placed: its place may satisfy an affinity.
     PodPlaced(Arc<PodInfo>),
     /// A placed pod changed.

@@ -2,6 +2,7 @@
 
 use crate::events::{ClusterEvent, fits_differ};
 use crate::node::NodeMeta;
+use crate::pod::PodInfo;
 use crate::run::Scheduler;
 use k8s_openapi::api::apps::v1::{ReplicaSet, StatefulSet};
 use k8s_openapi::api::core::v1::{
@@ -9,6 +10,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use kube::Resource;
@@ -105,6 +107,8 @@ pub(crate) async fn follow(scheduler: &Arc<Scheduler>, factory: &InformerFactory
         keep(&scheduler.listers.device_classes, change);
         Some(ClusterEvent::DevicesChanged)
     });
+    let serves_groups = scheduler.core.lock().cache.pod_groups;
+    let pod_groups = serves_groups.then(|| subscribe::<PodGroup>(scheduler, factory, on_pod_group));
     let nodes = subscribe::<Node>(scheduler, factory, |scheduler, change| scheduler.on_node(change));
     // What pods refer to is there before the first of them is tried.
     tokio::join!(
@@ -126,6 +130,9 @@ pub(crate) async fn follow(scheduler: &Arc<Scheduler>, factory: &InformerFactory
         device_classes.synced(),
         nodes.synced(),
     );
+    if let Some(pod_groups) = &pod_groups {
+        pod_groups.synced().await;
+    }
     let pods = subscribe::<Pod>(scheduler, factory, |scheduler, change| scheduler.on_pod(change));
     pods.synced().await;
     // Once a scheduler.
@@ -155,6 +162,18 @@ fn keep<K: Resource>(
         Change::Applied { new, .. } => (objects.set(key, Arc::clone(new)), Some(Arc::clone(new))),
         Change::Deleted { .. } => (objects.remove(&key), None),
     }
+}
+
+/// The policy of a group does not change; another group may have its name.
+fn on_pod_group(scheduler: &Scheduler, change: &Change<PodGroup>) -> Option<ClusterEvent> {
+    let key = Key::of(&**change.object());
+    let (old, new) = keep(&scheduler.listers.pod_groups, change);
+    let Some(new) = new else {
+        scheduler.group_conditions.forget(&key);
+        return None;
+    };
+    let known = old.is_some_and(|old| old.metadata.uid == new.metadata.uid);
+    (!known).then_some(ClusterEvent::PodGroupAdded(key))
 }
 
 fn set_controller<K: Resource>(
@@ -203,6 +222,7 @@ impl Scheduler {
         let mut core = self.core.lock();
         let cache = &mut core.cache;
         let pod = cache.read(object);
+        let is_new_member = self.count_member(&pod, gone);
         if gone || pod.ended {
             self.queue.remove(&pod.uid);
             self.waiting.answer(
@@ -242,8 +262,27 @@ impl Scheduler {
                 cache.nominate(&pod, &node);
             }
             drop(core);
-            self.queue.add(pod);
+            self.queue.add(Arc::clone(&pod));
+            return is_new_member.then_some(ClusterEvent::PodAdded(pod));
         }
         None
+    }
+
+    /// Keeps count of the pods of a PodGroup. True if this one is new and waits for a node.
+    fn count_member(&self, pod: &PodInfo, gone: bool) -> bool {
+        let Some(group) = pod.group_key() else {
+            return false;
+        };
+        let waits = pod.node_name.is_empty();
+        let members = &self.listers.group_members;
+        if gone || pod.ended || (waits && pod.deleting) {
+            members.remove(&group, &pod.uid);
+            return false;
+        }
+        // Another scheduler's pods count once they have a node.
+        if waits && !self.profiles.contains_key(&pod.shape.scheduler_name) {
+            return false;
+        }
+        members.add(&group, &pod.uid) && waits
     }
 }

@@ -8,11 +8,12 @@ use crate::pod::{Labels, Parts};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::resource::v1::{DeviceClass, ResourceClaim, ResourceSlice};
+use k8s_openapi::api::scheduling::v1alpha2::PodGroup;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use parking_lot::RwLock;
 use skiff_client::Key;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -50,6 +51,42 @@ impl<K> Objects<K> {
     }
 }
 
+/// The pods of each PodGroup, waiting or placed, by their uids.
+#[derive(Default)]
+pub(crate) struct GroupMembers(RwLock<HashMap<Key, HashSet<Arc<str>>>>);
+
+impl GroupMembers {
+    /// True if the pod is new.
+    pub(crate) fn add(&self, group: &Key, uid: &Arc<str>) -> bool {
+        let mut groups = self.0.write();
+        match groups.get_mut(group) {
+            Some(members) => members.insert(Arc::clone(uid)),
+            None => {
+                groups.insert(group.clone(), HashSet::from([Arc::clone(uid)]));
+                true
+            }
+        }
+    }
+
+    pub(crate) fn remove(&self, group: &Key, uid: &str) {
+        let mut groups = self.0.write();
+        if let Some(members) = groups.get_mut(group) {
+            members.remove(uid);
+            if members.is_empty() {
+                groups.remove(group);
+            }
+        }
+    }
+
+    pub(crate) fn count(&self, group: &Key) -> usize {
+        self.0.read().get(group).map_or(0, HashSet::len)
+    }
+
+    pub(crate) fn uids(&self, group: &Key) -> Vec<Arc<str>> {
+        self.0.read().get(group).into_iter().flatten().cloned().collect()
+    }
+}
+
 /// What selects pods in a namespace: services by name, controllers by kind and name.
 #[derive(Default)]
 struct Selectors {
@@ -79,6 +116,8 @@ pub(crate) struct Listers {
     pub(crate) resource_claims: Objects<ResourceClaim>,
     pub(crate) slices: Objects<ResourceSlice>,
     pub(crate) device_classes: Objects<DeviceClass>,
+    pub(crate) pod_groups: Objects<PodGroup>,
+    pub(crate) group_members: GroupMembers,
     /// The classes by the extended resource that they back, of that version of the classes.
     backing: RwLock<(u64, HashMap<String, Arc<DeviceClass>>)>,
 }

@@ -395,6 +395,8 @@ pub(crate) struct PodInfo {
     pub(crate) shape: Arc<Shape>,
     pub(crate) volumes: Box<[VolumeUse]>,
     pub(crate) resource_claims: Box<[ClaimUse]>,
+    /// The PodGroup of its namespace that it belongs to. Pods of one shape may belong to several.
+    pub(crate) pod_group: Option<Arc<str>>,
     pub(crate) node_name: String,
     pub(crate) nominated: String,
     pub(crate) ended: bool,
@@ -426,6 +428,7 @@ impl PodInfo {
             shape: shapes.intern(Parts::new(pod)),
             volumes: volumes(pod),
             resource_claims: resource_claims(pod),
+            pod_group: pod_group(pod),
             nominated: status
                 .and_then(|s| s.nominated_node_name.clone())
                 .unwrap_or_default(),
@@ -449,6 +452,12 @@ impl PodInfo {
         }
     }
 
+    /// The PodGroup that it belongs to.
+    pub(crate) fn group_key(&self) -> Option<Key> {
+        let name = self.pod_group.as_deref()?;
+        Some(Key::new(self.key.namespace.as_str(), name))
+    }
+
     pub(crate) fn priority(&self) -> i32 {
         self.shape.priority
     }
@@ -462,6 +471,11 @@ impl PodInfo {
     pub(crate) fn importance(&self) -> (std::cmp::Reverse<i32>, i64) {
         (std::cmp::Reverse(self.shape.priority), self.started)
     }
+}
+
+fn pod_group(pod: &Pod) -> Option<Arc<str>> {
+    let group = pod.spec.as_ref()?.scheduling_group.as_ref()?;
+    group.pod_group_name.as_deref().map(Arc::from)
 }
 
 /// A resource claim of a pod.

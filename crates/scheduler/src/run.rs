@@ -13,6 +13,7 @@ use crate::metrics::{AttemptResult, SchedulerMetrics, VolumeMetrics};
 use crate::node::NodeId;
 use crate::plugins::Handle;
 use crate::pod::PodInfo;
+use crate::pod_group::GroupConditions;
 use crate::preempt::Preempting;
 use crate::queue::{Queued, SchedulingQueue};
 use futures::FutureExt;
@@ -34,6 +35,8 @@ pub struct SchedulerConfig {
     /// With it, a lease decides which of several schedulers works, unless the configuration says otherwise; the value is
     /// our identity.
     pub leader_elect: Option<String>,
+    /// PodGroups are served, which they are not by default.
+    pub pod_groups: bool,
     /// What is measured of it.
     pub metrics: Arc<ComponentMetrics>,
 }
@@ -54,6 +57,7 @@ pub(crate) struct Scheduler {
     pub(crate) listers: Arc<Listers>,
     pub(crate) preempting: Arc<Preempting>,
     pub(crate) waiting: WaitingPods,
+    pub(crate) group_conditions: GroupConditions,
     pub(crate) extenders: Vec<Arc<Extender>>,
     /// Whole objects, which extenders are shown.
     pub(crate) objects: OnceLock<(Informer<Pod>, Informer<Node>)>,
@@ -142,6 +146,7 @@ impl Scheduler {
             listers: Arc::default(),
             preempting: Arc::default(),
             volume_metrics: VolumeMetrics::new(&config.metrics.registry),
+            pod_groups: config.pod_groups,
         };
         let profiles = config.configuration.profiles(&handle)?;
         let recorders = profiles.iter().map(|profile| {
@@ -156,6 +161,8 @@ impl Scheduler {
             .collect();
         let profiles = Arc::new(profiles);
         let queue = SchedulingQueue::new(Arc::clone(&profiles), config.configuration.backoff);
+        let mut core = Core::default();
+        core.cache.pod_groups = config.pod_groups;
         Ok(Self {
             client,
             recorders,
@@ -164,16 +171,17 @@ impl Scheduler {
             listers: handle.listers,
             preempting: handle.preempting,
             waiting: WaitingPods::default(),
+            group_conditions: GroupConditions::default(),
             extenders: config.configuration.extenders()?,
             objects: OnceLock::new(),
             tasks: TaskTracker::new(),
             stopped: CancellationToken::new(),
-            core: Mutex::default(),
+            core: Mutex::new(core),
             metrics: SchedulerMetrics::new(&config.metrics.registry),
         })
     }
 
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let stopped = self.stopped.clone();
         self.tasks.spawn(async move {
             tokio::select! {
@@ -188,6 +196,9 @@ impl Scheduler {
     /// of its own.
     async fn attempt(self: &Arc<Self>, queued: Queued) {
         let pod = Arc::clone(&queued.pod);
+        if let Some(group) = pod.group_key() {
+            return self.attempt_group(queued, group).await;
+        }
         let Some(profile) = self.queue.profile(&pod).cloned() else {
             return;
         };
@@ -198,26 +209,15 @@ impl Scheduler {
             skiff_trace::now_us() - queued.entered_us,
         );
         let (began, started) = (skiff_trace::now_us(), Instant::now());
-        // A plugin that trips over one pod must not keep all others waiting.
-        let extenders = self.extenders_of(&pod);
-        let decided = if extenders.is_empty() {
-            catch_unwind(AssertUnwindSafe(|| self.decide(&profile, &pod)))
-        } else {
-            let deciding = self.decide_with_extenders(&profile, &pod, &extenders);
-            AssertUnwindSafe(deciding).catch_unwind().await
-        };
+        let decided = self.decide_one(&profile, &pod).await;
         self.metrics.algorithm(started);
         let decided = match decided {
             Ok(Some(decided)) => decided,
             Ok(None) => return,
             Err(_) => {
-                tracing::error!(pod = %pod.key, "scheduling the pod panicked");
                 self.metrics
                     .attempt(&profile.scheduler_name, AttemptResult::Error, started);
-                let mut core = self.core.lock();
-                core.cache.forget_assumed(&pod.uid);
-                core.classes.clear();
-                drop(core);
+                self.recover_from_panic(&pod);
                 self.queue.back_off(&pod.uid);
                 return;
             }
@@ -241,7 +241,31 @@ impl Scheduler {
         }
     }
 
-    /// Finds a node and takes its room. `None`: there is nothing to do.
+    /// Finds a node and takes its room. `None`: there is nothing to do. A plugin that trips over one pod must not keep all
+    /// others waiting.
+    pub(crate) async fn decide_one(
+        &self,
+        profile: &Profile,
+        pod: &Arc<PodInfo>,
+    ) -> std::thread::Result<Option<Decided>> {
+        let extenders = self.extenders_of(pod);
+        if extenders.is_empty() {
+            catch_unwind(AssertUnwindSafe(|| self.decide(profile, pod)))
+        } else {
+            let deciding = self.decide_with_extenders(profile, pod, &extenders);
+            AssertUnwindSafe(deciding).catch_unwind().await
+        }
+    }
+
+    /// Forgets what a cycle that panicked may have left.
+    pub(crate) fn recover_from_panic(&self, pod: &PodInfo) {
+        tracing::error!(pod = %pod.key, "scheduling the pod panicked");
+        let mut core = self.core.lock();
+        core.cache.forget_assumed(&pod.uid);
+        core.classes.clear();
+    }
+
+    /// As `decide_one`, without extenders.
     fn decide(&self, profile: &Profile, pod: &Arc<PodInfo>) -> Option<Decided> {
         let mut core = self.core.lock();
         let Core { cache, classes } = &mut *core;
@@ -398,6 +422,7 @@ mod tests {
             listers: Arc::clone(&scheduler.listers),
             preempting: Arc::clone(&scheduler.preempting),
             volume_metrics: VolumeMetrics::new(&skiff_prometheus::Registry::default()),
+            pod_groups: true,
         };
         let mut profile = Configuration::default().profiles(&handle).unwrap().remove(0);
         profile.plugins.push(Enabled {

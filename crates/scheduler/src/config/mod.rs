@@ -296,6 +296,9 @@ impl Configuration {
         for (index, file) in self.profiles.iter().enumerate() {
             let mut plugins = Vec::new();
             for (name, weight, points) in file.enabled(index)? {
+                if name == crate::plugins::gang_scheduling::NAME && !handle.pod_groups {
+                    continue;
+                }
                 let Some(known) = PLUGINS.iter().find(|known| known.name == name) else {
                     continue;
                 };

@@ -9,6 +9,7 @@ mod devices;
 mod domains;
 mod dynamic_resources;
 pub(crate) mod extended_resources;
+pub(crate) mod gang_scheduling;
 mod image_locality;
 mod inter_pod_affinity;
 pub(crate) mod node_affinity;
@@ -49,6 +50,8 @@ pub(crate) struct Handle {
     pub(crate) listers: Arc<Listers>,
     pub(crate) preempting: Arc<Preempting>,
     pub(crate) volume_metrics: VolumeMetrics,
+    /// PodGroups are served.
+    pub(crate) pod_groups: bool,
 }
 
 type Made = Result<Arc<dyn Plugin>, String>;
@@ -109,6 +112,10 @@ pub(crate) const PLUGINS: &[Known] = &[
     }),
     known("NodeDeclaredFeatures", 0, |_, args| {
         no_args(args, node_declared_features::NodeDeclaredFeatures)
+    }),
+    known(gang_scheduling::NAME, 0, |handle, args| {
+        let listers = Arc::clone(&handle.listers);
+        no_args(args, gang_scheduling::GangScheduling { listers })
     }),
 ];
 
@@ -230,6 +237,7 @@ pub(crate) mod testing {
             listers,
             preempting: Arc::default(),
             volume_metrics: VolumeMetrics::new(&skiff_prometheus::Registry::default()),
+            pod_groups: true,
         }
     }
 

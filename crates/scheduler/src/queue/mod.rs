@@ -15,6 +15,7 @@ use crate::events::{ClusterEvent, fits_differ};
 use crate::framework::{EXTENDERS, Points, Profile};
 use crate::pod::PodInfo;
 use parking_lot::Mutex;
+use skiff_client::Key;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -231,7 +232,31 @@ impl SchedulingQueue {
         let first = inner.active.first_key_value().map(|(_, uid)| Arc::clone(uid));
         // COMPAT: SchedulerPopFromBackoffQ: with nothing else to do there is no reason to wait.
         let first = first.or_else(|| inner.early.first().map(|(_, uid)| Arc::clone(uid)))?;
-        let mut entry = inner.take(&first)?;
+        Self::start(inner, &first)
+    }
+
+    /// All pods of a PodGroup that nothing holds back, whatever they wait for: they are tried together.
+    pub(crate) fn take_group(&self, group: &Key) -> Vec<Queued> {
+        let mut inner = self.inner.lock();
+        let members = inner.pod_groups.get(group);
+        let members: Vec<Arc<str>> = members.into_iter().flatten().cloned().collect();
+        let mut taken = Vec::new();
+        for uid in members {
+            let ready = inner.entries.get(&uid).is_some_and(|entry| match entry.state {
+                State::InFlight { .. } => false,
+                State::Gated { .. } => self.gate(&entry.queued.pod).is_none(),
+                State::Active | State::Backoff { .. } | State::Waiting { .. } => true,
+            });
+            if ready {
+                taken.extend(Self::start(&mut inner, &uid));
+            }
+        }
+        taken
+    }
+
+    /// The pod is being tried.
+    fn start(inner: &mut Inner, uid: &str) -> Option<Queued> {
+        let mut entry = inner.take(uid)?;
         if entry.queued.attempts == 0 {
             entry.queued.first_attempt_us = skiff_trace::now_us();
         }

@@ -3,7 +3,8 @@
 
 use crate::events::ClusterEvent;
 use crate::pod::PodInfo;
-use skiff_client::Cause;
+use skiff_client::{Cause, Key};
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,6 +29,13 @@ pub(crate) struct Queued {
     /// When it came, or last failed, among all others.
     pub(super) sequence: u64,
     pub(super) sort: i64,
+}
+
+impl Queued {
+    /// Its place among the pods of its PodGroup: by priority, and then by the time of the first try.
+    pub(crate) fn group_order(&self) -> (Reverse<i32>, i64, u64) {
+        (Reverse(self.pod.priority()), self.first_attempt_us, self.sequence)
+    }
 }
 
 #[derive(Debug)]
@@ -74,6 +82,8 @@ pub(super) struct GroupKey {
     pub(super) rejected_by: u64,
     /// Of a pod that has volumes or claims of its own.
     pub(super) alone: Option<Arc<str>>,
+    /// In the namespace of the shape.
+    pub(super) pod_group: Option<Arc<str>>,
 }
 
 #[derive(Debug)]
@@ -88,6 +98,7 @@ pub(super) fn group_key(pod: &PodInfo, rejected_by: u64) -> GroupKey {
         shape: Arc::as_ptr(&pod.shape) as usize,
         rejected_by,
         alone: pod.is_special().then(|| Arc::clone(&pod.uid)),
+        pod_group: pod.pod_group.clone(),
     }
 }
 
@@ -108,6 +119,8 @@ pub(super) struct Inner {
     pub(super) early: BTreeSet<(Instant, Arc<str>)>,
     pub(super) waiting: HashMap<GroupKey, Group>,
     pub(super) gated: HashSet<Arc<str>>,
+    /// All pods that belong to a PodGroup, by it.
+    pub(super) pod_groups: HashMap<Key, HashSet<Arc<str>>>,
     pub(super) in_flight: BTreeMap<u64, usize>,
     pub(super) events: VecDeque<Arc<ClusterEvent>>,
     pub(super) events_base: u64,
@@ -118,6 +131,14 @@ pub(super) struct Inner {
 impl Inner {
     pub(super) fn take(&mut self, uid: &str) -> Option<Entry> {
         let (uid, entry) = self.entries.remove_entry(uid)?;
+        if let Some(group) = entry.queued.pod.group_key()
+            && let Some(members) = self.pod_groups.get_mut(&group)
+        {
+            members.remove(&uid);
+            if members.is_empty() {
+                self.pod_groups.remove(&group);
+            }
+        }
         if let Some(at) = entry.state.due() {
             self.timers.remove(&(at, Arc::clone(&uid)));
         }
@@ -165,6 +186,9 @@ impl Inner {
 
     pub(super) fn insert(&mut self, entry: Entry) {
         let uid = Arc::clone(&entry.queued.pod.uid);
+        if let Some(group) = entry.queued.pod.group_key() {
+            self.pod_groups.entry(group).or_default().insert(Arc::clone(&uid));
+        }
         if let Some(at) = entry.state.due() {
             self.timers.insert((at, Arc::clone(&uid)));
         }

@@ -31,6 +31,7 @@ pub struct Cluster {
     pub client: Client,
     pub bindings: Arc<Bindings>,
     server: skiff_server::Server,
+    pod_groups: bool,
     stop: CancellationToken,
     _dir: tempfile::TempDir,
 }
@@ -76,6 +77,13 @@ pub fn configuration(rest: &str) -> Configuration {
 
 impl Cluster {
     pub async fn start() -> Cluster {
+        Cluster::serving(&[]).await
+    }
+
+    /// Also APIs that are off by default.
+    pub async fn serving(runtime_config: &[&str]) -> Cluster {
+        let runtime_config = skiff_api::facts::RuntimeConfig::parse(runtime_config).unwrap();
+        let pod_groups = runtime_config.pod_features().pod_groups;
         let dir = tempfile::tempdir().unwrap();
         let store = skiff_store::Embedded::open(dir.path().join("store")).unwrap();
         let pki = skiff_pki::Pki::open(&dir.path().join("pki")).unwrap();
@@ -88,7 +96,7 @@ impl Cluster {
             store: Arc::new(store),
             service_cidr: "10.96.0.0/16".into(),
             node_ports: 30000..=32767,
-            runtime_config: Default::default(),
+            runtime_config,
             advertise_address: "192.0.2.1".parse().unwrap(),
             advertise_port: 6443,
             tls: Arc::new(skiff_pki::asking_server_config(&identity, &[]).unwrap()),
@@ -117,6 +125,7 @@ impl Cluster {
             client: skiff_client::in_process(server.service(admin), "default"),
             bindings: Arc::default(),
             server,
+            pod_groups,
             stop,
             _dir: dir,
         };
@@ -154,6 +163,7 @@ impl Cluster {
         let config = SchedulerConfig {
             configuration: configuration.clone(),
             leader_elect: elects.then(|| identity.to_owned()),
+            pod_groups: self.pod_groups,
             ..SchedulerConfig::default()
         };
         runtime.spawn(async move {

@@ -10,5 +10,6 @@ mod cluster;
 mod extended_resources;
 mod extenders;
 mod faults;
+mod gangs;
 mod restarts;
 mod wire;

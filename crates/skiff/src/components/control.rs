@@ -95,6 +95,7 @@ pub(super) async fn prepare_scheduler(machine: &Machine) -> Result<Prepared> {
     let config = skiff_scheduler::SchedulerConfig {
         configuration,
         leader_elect: Some(machine.lease_holder()),
+        pod_groups: machine.args.apis.runtime_config()?.pod_features().pod_groups,
         metrics: metrics.clone(),
     };
     let run = move |client, stop| {
