@@ -133,7 +133,7 @@ impl Scheduler {
         for member in members {
             self.finish(&profile, member);
         }
-        if group.is_some() {
+        if !broken {
             self.report_group(key, verdict);
         }
     }
@@ -154,6 +154,8 @@ impl Scheduler {
         let mut broken: Option<String> = None;
         let mut victims: HashSet<Arc<str>> = HashSet::new();
         for queued in queued {
+            // A large group takes its time; bindings that wait for this thread get their turn.
+            tokio::task::consume_budget().await;
             let (work, started) = (begin(&queued), Instant::now());
             let began = skiff_trace::now_us();
             let tried = match &broken {
@@ -200,8 +202,13 @@ impl Scheduler {
         let cache = &mut self.core.lock().cache;
         let nominated = match &diagnosis.post_filter.nominate {
             Some(node) => Some(node.clone()),
-            // Its victims are on their way already.
-            None => cache.nomination(&pod.uid).map(str::to_owned),
+            None => cache.nomination(&pod.uid).map(str::to_owned).filter(|node| {
+                // Its victims are going already.
+                let going = |one: &Arc<PodInfo>| one.preempted && one.priority() < pod.priority();
+                cache
+                    .by_name(node)
+                    .is_some_and(|node| node.pods.iter().any(going))
+            }),
         };
         let Some(node) = nominated.filter(|node| !node.is_empty() && !diagnosis.is_error) else {
             return Tried::Nowhere(diagnosis);
@@ -308,15 +315,15 @@ impl Scheduler {
     async fn write_condition(&self, key: &Key) {
         let conditions = &self.group_conditions;
         let _one_at_a_time = conditions.writing.lock().await;
+        // Who came before has written what was decided since.
+        let Some(verdict) = conditions.known.lock().decided.remove(key) else {
+            return;
+        };
         let Some(group) = self.listers.pod_groups.get(&key.namespace, &key.name) else {
             return;
         };
         let wanted = {
             let mut known = conditions.known.lock();
-            // Who came before has written what was decided since.
-            let Some(verdict) = known.decided.remove(key) else {
-                return;
-            };
             let written = known.written.get(key);
             let written = written.filter(|(uid, _)| *uid == group.metadata.uid);
             let Some(wanted) = condition(&group, &verdict, written.map(|(_, status)| *status)) else {

@@ -20,7 +20,8 @@ impl Plugin for GangScheduling {
 
     fn hint(&self, pod: &PodInfo, event: &ClusterEvent) -> bool {
         match event {
-            ClusterEvent::PodAdded(added) => {
+            // A pod that has a node counts for the gang, too.
+            ClusterEvent::PodAdded(added) | ClusterEvent::PodPlaced(added) => {
                 pod.pod_group.is_some()
                     && pod.pod_group == added.pod_group
                     && pod.key.namespace == added.key.namespace
@@ -116,6 +117,7 @@ mod tests {
         let hint = |event: ClusterEvent| plugin.hint(&member("a", "g"), &event);
         assert!(hint(ClusterEvent::PodAdded(member("b", "g"))));
         assert!(!hint(ClusterEvent::PodAdded(member("b", "h"))));
+        assert!(hint(ClusterEvent::PodPlaced(member("b", "g"))));
         assert!(hint(ClusterEvent::PodGroupAdded(Key::new("default", "g"))));
         assert!(!hint(ClusterEvent::PodGroupAdded(Key::new("other", "g"))));
         let alone = pod("p", json!({}));

@@ -111,8 +111,10 @@ impl SchedulingQueue {
 
     /// A pod without a node appeared or changed.
     pub(crate) fn add(&self, pod: Arc<PodInfo>) {
-        let (gate, sort, cause) = (self.gate(&pod), self.sort_key(&pod), pod.cause());
+        let (sort, cause) = (self.sort_key(&pod), pod.cause());
         let mut inner = self.inner.lock();
+        // Under the lock: an event that ends what holds the pod back finds it here, or has come before.
+        let gate = self.gate(&pod);
         inner.sequence += 1;
         let mut queued = Queued {
             pod,

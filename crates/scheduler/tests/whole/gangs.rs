@@ -1,5 +1,6 @@
 //! Pods of PodGroups: gangs are bound as a whole or not at all.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use k8s_openapi::api::core::v1::Pod;
@@ -85,10 +86,13 @@ async fn a_gang_waits_for_its_group_and_its_pods() {
     cluster.create::<Pod>(member("g-9", "g", json!({}))).await;
     cluster.until_bound("the gang", |_| true).await;
     cluster.until_condition("g", "True", "").await;
-    // A pod that comes later needs nobody else, also if the scheduler has never seen the others wait.
+    // Pods that come later need nobody else, also if the scheduler has never seen the others wait, and sees one of the new
+    // pods before these.
     scheduler.kill().await;
+    cluster.create::<Pod>(member("before", "g", json!({}))).await;
     let config = configuration("");
     let _scheduler = cluster.start_scheduler("t", false, &config);
+    cluster.until_bound("the pod that came first", |_| true).await;
     cluster.create::<Pod>(member("g-late", "g", json!({}))).await;
     cluster.until_bound("the late pod", |_| true).await;
 }
@@ -246,13 +250,39 @@ async fn a_gang_preempts_only_if_that_makes_it_fit() {
     let waiting = "pod group is unschedulable, pod group is waiting for preemption to complete";
     cluster.until_condition("small", "False", waiting).await;
     assert_eq!(cluster.bound("small-").await, 0);
-    // There is no kubelet to end them.
+    // There is no kubelet to end them. Nobody else takes the room of those that went first.
     for name in victims().await {
         cluster.delete_pod(&name).await;
+        let number = name.strip_prefix("low-").unwrap();
+        cluster
+            .create::<Pod>(pod(&format!("later-{number}"), json!({})))
+            .await;
+        tokio::time::sleep(Duration::from_millis(300)).await;
     }
     cluster
         .until_bound("the gang", |name| name.starts_with("small"))
         .await;
     cluster.until_condition("small", "True", "").await;
     assert_eq!(cluster.bound("low-").await, SLOTS - 3, "nobody else was evicted");
+    assert_eq!(cluster.bound("later-").await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn gangs_survive_a_scheduler_that_is_killed() {
+    let (cluster, mut scheduler) = start().await;
+    for node in ["a", "b", "c"] {
+        cluster.add_node(node).await;
+    }
+    let mut known = HashMap::new();
+    for round in 0..4 {
+        let gang = format!("g{round}");
+        cluster.add_gang(&gang, 5).await;
+        cluster.add_members(&gang, 5).await;
+        tokio::time::sleep(Duration::from_millis(7 * round)).await;
+        scheduler.kill().await;
+        scheduler = cluster.start_scheduler("s", false, &configuration("podMaxBackoffSeconds: 1\n"));
+        cluster.check_consistency(&mut known).await;
+    }
+    cluster.until_bound("all gangs", |_| true).await;
+    cluster.check_consistency(&mut known).await;
 }
