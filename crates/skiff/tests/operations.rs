@@ -28,7 +28,7 @@ const PROGRAMS: [&str; 9] = [
 ];
 
 /// What the page shows and this test leaves to others, and why.
-const NOT_RUN: [(&str, &str); 37] = [
+const NOT_RUN: [(&str, &str); 39] = [
     ("make release", "it builds for minutes"),
     ("make mix", "it builds upstream's programs for minutes"),
     (
@@ -106,6 +106,11 @@ const NOT_RUN: [(&str, &str); 37] = [
         "skiff up --runtime-config storagemigration.k8s.io/v1beta1=true",
         "crates/server/tests/runtime_config.rs",
     ),
+    (
+        "skiff up --runtime-config scheduling.k8s.io/v1alpha2=true",
+        "crates/skiff/tests/gangs.rs",
+    ),
+    ("kubectl get podgroup", "crates/skiff/tests/gangs.rs"),
     (
         "kubectl wait --for=condition=Succeeded storageversionmigration/secrets-to-the-new-key",
         "crates/controllers/tests/whole/migrations.rs",
