@@ -398,6 +398,17 @@ mod tests {
     }
 
     #[test]
+    fn groups_count_where_they_are_served() {
+        let mut cache = Cache::default();
+        let grouped = json!({"schedulingGroup": {"podGroupName": "g"}});
+        let grouped = crate::fixtures::object("p", json!({}), grouped);
+        assert_eq!(cache.read(&grouped).group_key(), None);
+        cache.pod_groups = true;
+        let key = cache.read(&grouped).group_key().unwrap();
+        assert_eq!(key.to_string(), "default/g");
+    }
+
+    #[test]
     fn pods_come_and_go() {
         let mut cache = Cache::default();
         cache.set_node("a", plain_meta("a"));

@@ -232,3 +232,46 @@ async fn a_pod_that_failed_stands_behind_those_that_came_meanwhile() {
         (0, 0, 3)
     );
 }
+
+#[tokio::test(start_paused = true)]
+async fn the_pods_of_a_group_are_taken_together() {
+    let queue = queue();
+    let member = |name: &str, group: &str, more: serde_json::Value| {
+        let mut spec = more;
+        spec["schedulingGroup"] = json!({"podGroupName": group});
+        queue.add(pod(name, spec));
+    };
+    for (name, priority) in [("waits", 4), ("backs-off", 3), ("in-flight", 2)] {
+        member(name, "g", json!({"priority": priority}));
+        next(&queue).await;
+    }
+    queue.park("waits", 1);
+    queue.back_off("backs-off");
+    member("first", "g", json!({}));
+    member("gated", "g", json!({"schedulingGates": [{"name": "a"}]}));
+    member("other", "h", json!({}));
+    add(&queue, "alone", 0);
+    let key = Key::new("default", "g");
+    let mut taken = queue.take_group(&key);
+    taken.sort_by_key(Queued::group_order);
+    let names: Vec<&str> = taken.iter().map(|one| &*one.pod.uid).collect();
+    assert_eq!(names, ["waits", "backs-off", "first"]);
+    let attempts: Vec<u32> = taken.iter().map(|one| one.attempts).collect();
+    assert_eq!(attempts, [2, 2, 1]);
+    assert!(queue.take_group(&key).is_empty(), "they are being tried");
+    assert_eq!(
+        (next(&queue).await, next(&queue).await),
+        ("other".into(), "alone".into())
+    );
+    for uid in ["waits", "backs-off", "first", "in-flight", "gated"] {
+        queue.remove(uid);
+    }
+    assert!(
+        queue
+            .inner
+            .lock()
+            .pod_groups
+            .keys()
+            .all(|group| group.name == "h")
+    );
+}
