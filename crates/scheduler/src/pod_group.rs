@@ -106,6 +106,13 @@ impl Scheduler {
         let mut queued = self.queue.take_group(&key);
         queued.push(first);
         queued.sort_by_key(Queued::group_order);
+        if self.is_preempting(&key) {
+            // Without that pod the others would be found too few, and give up the nodes that they are nominated to.
+            for one in queued {
+                self.queue.park(&one.pod.uid, 0);
+            }
+            return;
+        }
         let group = self.listers.pod_groups.get(&key.namespace, &key.name);
         let (mut members, broken) = match (&group, other_scheduler(&profile, &queued)) {
             (_, Some(message)) => (self.refused(queued, &error(message)), true),
@@ -136,6 +143,12 @@ impl Scheduler {
         if !broken {
             self.report_group(key, verdict);
         }
+    }
+
+    /// Whether victims are being deleted for a pod of the group.
+    fn is_preempting(&self, key: &Key) -> bool {
+        let is = |uid: &Arc<str>| self.preempting.contains(uid);
+        !self.preempting.is_empty() && self.listers.group_members.uids(key).iter().any(is)
     }
 
     /// Every pod with the same reason.

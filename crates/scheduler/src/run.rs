@@ -502,6 +502,32 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_group_waits_while_victims_of_one_of_its_pods_are_deleted() {
+        let scheduler = scheduler();
+        scheduler.core.lock().cache.pod_groups = true;
+        let group = json!({"metadata": {"name": "g", "namespace": "default"},
+            "spec": {"schedulingPolicy": {"gang": {"minCount": 2}}}});
+        let key = skiff_client::Key::new("default", "g");
+        let group = serde_json::from_value(group).unwrap();
+        scheduler.listers.pod_groups.set(key, Arc::new(group));
+        for name in ["one", "two"] {
+            let grouped = json!({"schedulingGroup": {"podGroupName": "g"}});
+            scheduler.on_pod(&applied(object(name, json!({}), grouped)));
+        }
+        let two = scheduler.queue.next().await.unwrap();
+        let running = scheduler.preempting.begin(&two.pod);
+        let uid = Arc::clone(&two.pod.uid);
+        scheduler.attempt(two).await;
+        let pending = scheduler.queue.pending();
+        assert_eq!((pending.unschedulable, pending.gated), (1, 1));
+        drop(running);
+        scheduler.queue.release(&uid);
+        let queued = scheduler.queue.next().await.unwrap();
+        scheduler.attempt(queued).await;
+        assert!(is_placed(&scheduler, "one") && is_placed(&scheduler, "two"));
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn heartbeats_wake_nobody_and_room_does() {
         let scheduler = scheduler();
         let big = |name: &str, node: &str| {
