@@ -18,7 +18,7 @@ async fn a_group_goes_after_its_pods() {
     cluster.add_node("n").await;
     cluster.run_controllers(|config| {
         config.leader_elect = false;
-        config.serves_api = Arc::new(|group, version| (group, version) == ("scheduling.k8s.io", "v1alpha2"));
+        config.serves_api = Arc::new(|_, _, plural| plural == "podgroups");
     });
     cluster.furnished().await;
     for name in ["used", "unused"] {
