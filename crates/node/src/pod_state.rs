@@ -57,11 +57,46 @@ pub struct PodState {
     pub terminate: CancellationToken,
     /// Wakes the worker.
     pub wake: Notify,
+    /// As `wake`, when nothing but the status was written, as far as it is the node's own.
+    pub(crate) status_seen: Notify,
     /// Counts statuses made; the writer follows.
     pub(crate) dirty: watch::Sender<u64>,
     /// Counts statuses written; `u64::MAX` when there is nobody to write to any more.
     pub(crate) written: watch::Sender<u64>,
     work: RwLock<Option<Arc<Work>>>,
+}
+
+/// Whether all that changed is the status, as far as the node itself writes it. A failure whose message is another each time
+/// would otherwise make the worker try again at once, for ever.
+fn differs_by_own_status(old: &Pod, new: &Pod) -> bool {
+    const OWN: [&str; 7] = [
+        "AllContainersRestarting",
+        "ContainersReady",
+        "Initialized",
+        "PodReadyToStartContainers",
+        "PodResizeInProgress",
+        "PodResizePending",
+        "Ready",
+    ];
+    let of_others = |pod: &Pod| {
+        let conditions = pod
+            .status
+            .iter()
+            .flat_map(|status| status.conditions.iter().flatten());
+        let others = conditions.filter(|one| !OWN.contains(&one.type_.as_str()));
+        let phase = pod.status.as_ref().and_then(|status| status.phase.clone());
+        (others.cloned().collect::<Vec<_>>(), phase)
+    };
+    let written = |pod: &Pod| {
+        let mut metadata = pod.metadata.clone();
+        metadata.managed_fields = None;
+        metadata.resource_version = None;
+        metadata
+    };
+    old.metadata.resource_version != new.metadata.resource_version
+        && old.spec == new.spec
+        && of_others(old) == of_others(new)
+        && written(old) == written(new)
 }
 
 impl PodState {
@@ -86,6 +121,7 @@ impl PodState {
             changes: Arc::default(),
             terminate: CancellationToken::new(),
             wake: Notify::new(),
+            status_seen: Notify::new(),
             dirty: watch::Sender::new(0),
             written: watch::Sender::new(0),
             work: RwLock::default(),
@@ -136,8 +172,11 @@ impl PodState {
         if pod.metadata.deletion_timestamp.is_some() {
             self.terminate.cancel();
         }
-        self.pod.send_replace(pod);
-        self.wake.notify_one();
+        let old = self.pod.send_replace(pod.clone());
+        match differs_by_own_status(&old, &pod) {
+            true => self.status_seen.notify_one(),
+            false => self.wake.notify_one(),
+        }
     }
 
     /// The API has forgotten the pod; `last` is how it last looked.
@@ -145,6 +184,7 @@ impl PodState {
         self.gone.store(true, Ordering::SeqCst);
         self.terminate.cancel();
         self.update(last);
+        self.wake.notify_one();
     }
 
     pub fn is_gone(&self) -> bool {

@@ -48,6 +48,8 @@ impl Stage {
 
 enum Next {
     Wait(Duration),
+    /// As `Wait`, after a failure: the status that tells of it does not cut the pause short.
+    BackOff(Duration),
     Again,
     Done,
 }
@@ -94,6 +96,14 @@ impl PodWorker {
                 Next::Again => {}
                 Next::Done => break,
                 Next::Wait(pause) => {
+                    tokio::select! {
+                        () = shutdown.cancelled() => break,
+                        () = self.state.wake.notified() => {}
+                        () = self.state.status_seen.notified() => {}
+                        () = tokio::time::sleep(pause) => {}
+                    }
+                }
+                Next::BackOff(pause) => {
                     tokio::select! {
                         () = shutdown.cancelled() => break,
                         () = self.state.wake.notified() => {}
@@ -161,28 +171,24 @@ impl PodWorker {
             () = terminate.cancelled() => return Next::Again,
             pass = Box::pin(self.kubelet.sync_pod(&self.state)) => pass,
         };
-        let pause = match pass {
+        let until_deadline = |pause: Duration| deadline.map_or(pause, |deadline| pause.min(deadline));
+        match pass {
             Pass::Finished => {
                 self.stage = Stage::Ending;
-                return Next::Again;
+                Next::Again
             }
             Pass::Settled => {
                 self.retry = FIRST_RETRY;
                 self.kubelet.prune_containers(&self.state).await;
                 // Not all pods of a node in the same second.
-                RESYNC.mul_f64(0.9 + 0.2 * rand::random::<f64>())
+                Next::Wait(until_deadline(RESYNC.mul_f64(0.9 + 0.2 * rand::random::<f64>())))
             }
             Pass::Retry(after) => {
                 self.kubelet.prune_containers(&self.state).await;
-                after
+                Next::BackOff(until_deadline(after))
             }
-            Pass::Failed => {
-                let pause = self.retry;
-                self.retry = (self.retry * 2).min(LAST_RETRY);
-                pause
-            }
-        };
-        Next::Wait(deadline.map_or(pause, |d| pause.min(d)))
+            Pass::Failed => Next::BackOff(until_deadline(self.retry())),
+        }
     }
 
     async fn end(&mut self) -> Next {

@@ -429,6 +429,44 @@ async fn a_node_and_its_pods() {
     life.end().await;
 }
 
+/// Each failure is another status, and none of them is a reason to try again sooner.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_that_cannot_be_created_is_tried_ever_more_slowly() {
+    let world = World::new().await;
+    world.runtime.inner.lock().creation_fails = true;
+    let life = world.start();
+    world
+        .create(
+            "uncreated",
+            json!({"containers": [{"name": "c", "image": "app:1"}]}),
+        )
+        .await;
+    let failures = async || {
+        loop {
+            let failed_at = world.runtime.inner.lock().failed_at.clone();
+            if failed_at.len() >= 4 {
+                return failed_at;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    };
+    let failed_at = tokio::time::timeout(PATIENCE, failures()).await.unwrap();
+    let pauses: Vec<Duration> = failed_at.windows(2).map(|two| two[1] - two[0]).collect();
+    // The first pass is followed by another one, because of the sandbox that it made.
+    assert!(
+        pauses[1..].iter().sum::<Duration>() >= Duration::from_secs(1),
+        "{pauses:?}"
+    );
+    let waiting = |p: &Value| p["status"]["containerStatuses"][0]["state"]["waiting"].clone();
+    let tells = |p: &Value| waiting(p)["reason"] == "CreateContainerError";
+    world.until("uncreated", "told", tells).await;
+    world.runtime.inner.lock().creation_fails = false;
+    world
+        .until("uncreated", "running", |p| p["status"]["phase"] == "Running")
+        .await;
+    life.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_that_fail_say_why() {
     let world = World::new().await;

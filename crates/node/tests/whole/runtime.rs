@@ -29,6 +29,10 @@ pub struct Inner {
     pub memory_used: u64,
     /// Starts never come to an end, as if the runtime was killed over them.
     pub starts_hang: bool,
+    /// Containers are not created, and the message is another each time.
+    pub creation_fails: bool,
+    /// When creations failed.
+    pub failed_at: Vec<std::time::Instant>,
     /// What it says that is not so.
     pub nonsense: Option<Nonsense>,
     /// Containers that were stopped or removed, and all that were ever made.
@@ -393,6 +397,10 @@ impl RuntimeService for FakeRuntime {
         let config = request.config.unwrap_or_default();
         let mut inner = self.inner.lock();
         inner.counter += 1;
+        if inner.creation_fails {
+            inner.failed_at.push(std::time::Instant::now());
+            return Err(Status::internal(format!("no container{}", inner.counter)));
+        }
         inner.made += 1;
         let id = format!("container{}", inner.counter);
         let log_root = self
