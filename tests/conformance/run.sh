@@ -6,8 +6,9 @@
 #
 # FOCUS and SKIP are regular expressions over test names, PARALLEL the number of tests at a time. NODES is the number of
 # machines, which are namespaces of this one (tools/machines.sh): a server, and agents that join it. UP holds more
-# arguments for `skiff up`. CSI_PROGRAMS is a folder with the CSI hostpath driver and its sidecars, for the tests of storage drivers; they
-# also need UP="--root-dir /var/lib/kubelet". KEEP=1 leaves the cluster running for a look at what is left.
+# arguments for `skiff up`. RUNTIME=containerd runs pods by Debian's containerd instead of the embedded runtime. DUAL_STACK=1
+# gives machines, pods and services IPv6 addresses too. CSI_PROGRAMS is a folder with the CSI hostpath driver and its sidecars,
+# for the tests of storage drivers; they also need UP="--root-dir /var/lib/kubelet". KEEP=1 leaves the cluster running for a look at what is left.
 set -eu
 # Absolute, because the suite is built in its own folder.
 skiff=$(realpath "${1:?usage: run.sh SKIFF-BINARY}")
@@ -69,14 +70,16 @@ trap 'exit 130' INT TERM
 
 # shellcheck disable=SC2086
 machines_start "$out/machines" $machines
-# shellcheck disable=SC2086
-machine "$server" "$skiff" up --no-kubeconfig-merge ${UP:-}
-for one in $machines; do
-    [ "$one" != "$server" ] || continue
-    # It prints `skiff join …`.
-    # shellcheck disable=SC2046
-    machine "$one" "$skiff" $(machine "$server" "$skiff" token create | sed -n 's/^skiff //p')
-done
+if [ -n "${DUAL_STACK:-}" ]; then
+    number=0
+    machines_enter switch --net ip addr add fd31:78::ff/64 dev switch nodad
+    for one in $machines; do
+        number=$((number + 1))
+        machine "$one" ip addr add "fd31:78::$number/64" dev eth0 nodad
+        machine "$one" ip route add default via fd31:78::ff
+    done
+    UP="--cluster-cidr 10.244.0.0/16,fd00:10:244::/48 --service-cluster-ip-range 10.96.0.0/16,fd00:10:96::/112 ${UP:-}"
+fi
 
 "$out/e2e.test" --list-images >"$out/images.txt"
 rm -f "$out/repos.yaml"
@@ -91,12 +94,58 @@ until [ -s "$out/repos.yaml" ]; do
     sleep 0.1
 done
 
+# containerd_on MACHINE: Debian's containerd, with its files in the machine's folder and the plugins of Debian's package.
+containerd_on() {
+    folder=$out/machines/$1/containerd
+    mkdir -p "$folder/bin" "$folder/net.d"
+    ln -s /usr/lib/cni/loopback "$folder/bin/loopback"
+    pause=$(sed -n 's/^gcRegistry: //p' "$out/repos.yaml")/$(grep -o 'pause:[0-9.]*' "$out/images.txt" | sort -V | tail -n 1)
+    # CAP_SYS_RESOURCE may be missing: then oom_score_adj can only be raised.
+    cat >"$folder/config.toml" <<TOML
+version = 2
+root = "$folder/root"
+state = "/run/skiff/containerd"
+[grpc]
+  address = "/run/skiff/containerd.sock"
+[plugins."io.containerd.internal.v1.opt"]
+  path = "$folder/opt"
+[plugins."io.containerd.grpc.v1.cri"]
+  restrict_oom_score_adj = true
+  sandbox_image = "$pause"
+  disable_apparmor = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "$folder/bin"
+    conf_dir = "$folder/net.d"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+TOML
+    (machine "$1" containerd --config "$folder/config.toml" >"$out/containerd-$1.log" 2>&1 </dev/null) &
+    until machine "$1" ctr --address /run/skiff/containerd.sock version >/dev/null 2>&1; do sleep 0.1; done
+}
+case ${RUNTIME:-skiff} in
+    skiff) endpoint="" ;;
+    containerd)
+        endpoint="--container-runtime-endpoint unix:///run/skiff/containerd.sock"
+        for one in $machines; do containerd_on "$one"; done
+        ;;
+    *) echo "RUNTIME is skiff or containerd, not $RUNTIME" >&2; exit 1 ;;
+esac
+
+# shellcheck disable=SC2086
+machine "$server" "$skiff" up --no-kubeconfig-merge $endpoint ${UP:-}
+for one in $machines; do
+    [ "$one" != "$server" ] || continue
+    # It prints `skiff join …`.
+    # shellcheck disable=SC2046,SC2086
+    machine "$one" "$skiff" $(machine "$server" "$skiff" token create | sed -n 's/^skiff //p') $endpoint
+done
+
 # Ginkgo runs what is marked serial alone, after the rest.
 rm -rf "$out/reports"
 status=0
 KUBE_TEST_REPO_LIST="$out/repos.yaml" machines_enter "$server" --net "$out/ginkgo" run --procs="$parallel" --timeout=24h --no-color \
     --focus="$focus" --skip="${skip:-^$}" --output-interceptor-mode=none \
-    "$out/e2e.test" -- --kubeconfig="$data/admin.kubeconfig" --kubectl-path="$out/kubectl" --provider=skeleton \
+    "$out/e2e.test" -- --kubeconfig="$data/admin.kubeconfig" --kubectl-path="$out/kubectl" --provider=skeleton --num-nodes="$nodes" \
     --disable-log-dump --dump-logs-on-failure=false \
     --report-dir="$out/reports" --report-complete-ginkgo ${SUITE:-} >"$out/suite.log" 2>&1 || status=$?
 
