@@ -79,7 +79,8 @@ for one in $servers; do
         --initial-cluster "${members#,}" --log-level error
 done
 wait_until "etcd has a leader" machine sim-one curl -sf "http://$(machine_address sim-one):2379/health"
-machine sim-one "$skiff" up --no-kubeconfig-merge --etcd-servers "${endpoints#,}" >/dev/null
+# The network of pods that is usual has room for 256 nodes.
+machine sim-one "$skiff" up --no-kubeconfig-merge --etcd-servers "${endpoints#,}" --cluster-cidr 100.64.0.0/10 >/dev/null
 for one in sim-two sim-three; do
     # shellcheck disable=SC2046
     machine "$one" "$skiff" $(machine sim-one "$skiff" token create --server | cut -d' ' -f2-) >/dev/null

@@ -28,7 +28,8 @@ show_memory() {
     echo "memory $1: server $(memory "$server" VmRSS) MiB, peak $(memory "$server" VmHWM); sim $(memory "$sim" VmRSS) MiB, peak $(memory "$sim" VmHWM)"
 }
 
-"$skiff" up --name "$name" --no-kubeconfig-merge --components api,controllers,scheduler >/dev/null
+# The network of pods that is usual has room for 256 nodes.
+"$skiff" up --name "$name" --no-kubeconfig-merge --components api,controllers,scheduler --cluster-cidr 100.64.0.0/10 >/dev/null
 KUBECONFIG=$("$skiff" status --name "$name" -o json | sed -n 's/.*"kubeconfig": "\(.*\)".*/\1/p')
 export KUBECONFIG
 server=$("$skiff" status --name "$name" -o json | sed -n 's/.*"pid": \([0-9]*\),*/\1/p' | head -1)
