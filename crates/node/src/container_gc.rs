@@ -12,6 +12,7 @@ use crate::images::describe;
 use crate::kubelet::Kubelet;
 use crate::observed::{ContainerState, ObservedPod};
 use crate::pod_state::PodState;
+use crate::status::is_terminal;
 
 /// How many containers that have ended are kept. Upstream's flags, with its defaults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,11 +112,10 @@ pub(crate) fn choose(
     chosen
 }
 
-/// Whether the API has the pod's end too. Until then its containers are all by which another life of the node knows that it
-/// must not run again.
+/// Whether another life of the node would know without the pod's containers that it must not run again: by its status in the
+/// API, which says nothing of that for static pods.
 fn is_reported(state: &PodState) -> bool {
-    let is_over = |pod: Arc<k8s_openapi::api::core::v1::Pod>| crate::status::is_terminal(pod.status.as_ref());
-    state.is_deleted() || state.api_pod().is_none_or(is_over)
+    state.is_deleted() || (!state.is_static() && is_terminal(state.pod().status.as_ref()))
 }
 
 impl Kubelet {
@@ -207,6 +207,27 @@ mod tests {
             created_at: made * 1_000_000_000,
             ..Default::default()
         }
+    }
+
+    #[test]
+    fn an_end_that_only_the_containers_tell_is_kept() {
+        let check = |metadata: serde_json::Value, phase: &str, expected: bool| {
+            let pod = serde_json::json!({"metadata": metadata, "status": {"phase": phase}});
+            let state = PodState::new(
+                Arc::new(serde_json::from_value(pod).unwrap()),
+                true,
+                Default::default(),
+            );
+            assert_eq!(is_reported(&state), expected, "{metadata} {phase}");
+        };
+        let none = || serde_json::json!({});
+        check(none(), "Running", false);
+        check(none(), "Succeeded", true);
+        check(none(), "Failed", true);
+        let deleted = serde_json::json!({"deletionTimestamp": "2026-01-01T00:00:00Z"});
+        check(deleted, "Running", true);
+        let from_file = serde_json::json!({"annotations": {"kubernetes.io/config.source": "file"}});
+        check(from_file, "Succeeded", false);
     }
 
     fn pod(containers: &[(&str, i64, bool)], is_ended: bool) -> Candidate {
